@@ -6,7 +6,7 @@ from snakemake.utils import min_version
 min_version("9.27")
 
 
-configfile: "config.yaml"
+configfile: f"{workflow.basedir}/config.yaml"
 
 
 report: "docs/report/workflow.rst"

@@ -59,7 +59,9 @@ def explain(error: ValidationError) -> str:
     if error.validator == "additionalProperties":
         known = list(error.schema["properties"])
         unknown = [key for key in error.instance if key not in known]
-        return "; ".join(unknown_setting(f"{where}.{key}".strip("."), key, known) for key in unknown)
+        return "; ".join(
+            unknown_setting(f"{where}.{key}".strip("."), key, known) for key in unknown
+        )
     if error.validator == "enum":
         return f"{where}: {error.instance!r} is not one of {', '.join(map(str, error.validator_value))}"
     return f"{where or 'file'}: {error.message}"

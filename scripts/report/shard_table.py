@@ -1,6 +1,6 @@
 """Makes the table of shards: documents, tokens, bytes and rank range of each, and of each phase.
 
-    python scripts/report/shard_table.py --manifest MANIFEST.parquet … --output shards.csv
+python scripts/report/shard_table.py --manifest MANIFEST.parquet … --output shards.csv
 """
 
 import argparse

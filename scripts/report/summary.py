@@ -1,6 +1,6 @@
 """Says in a few lines what a run has made and where to look.
 
-    python scripts/report/summary.py --artifacts artifacts --converted data/converted --train-name NAME
+python scripts/report/summary.py --artifacts artifacts --converted data/converted --train-name NAME
 """
 
 import argparse
