@@ -63,7 +63,8 @@ def explain(error: ValidationError) -> str:
             unknown_setting(f"{where}.{key}".strip("."), key, known) for key in unknown
         )
     if error.validator == "enum":
-        return f"{where}: {error.instance!r} is not one of {', '.join(map(str, error.validator_value))}"
+        allowed = ", ".join(map(str, error.validator_value))
+        return f"{where}: {error.instance!r} is not one of {allowed}"
     return f"{where or 'file'}: {error.message}"
 
 

@@ -1,11 +1,10 @@
-"""How every plot of the report looks: legible, safe for colour-blind readers, on light and dark pages.
+"""How the plots look: legible, safe for colour-blind readers, on light and on dark pages.
 
 Text and axes are a middle grey and the background is transparent, so that one file serves both.
 Colours are Okabe and Ito's palette (Color Universal Design, 2008).
 """
 
 from pathlib import Path
-
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
