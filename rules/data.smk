@@ -10,7 +10,7 @@ TOKENIZER_FILES = [
     f"{TOKENIZER}/{name}"
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 ]
-SHARD = CONVERTED + "/megatron_phase{phase}/phase{phase}_{shard}_text_document"
+SHARD = f"{CONVERTED}/megatron_phase{{phase}}/phase{{phase}}_{{shard}}_{RECIPE['text_key']}_document"
 MANIFEST = CONVERTED + "/megatron_phase{phase}.manifest.parquet"
 INDEX = CONVERTED + "/megatron_phase{phase}.index.json"
 
@@ -19,7 +19,8 @@ INDEX = CONVERTED + "/megatron_phase{phase}.index.json"
 def phase_files(phase):
     """Where the files of a phase lie; python_library's shards are known before they are made."""
     made = RECIPE["source_shards"] if RECIPE["source"] == "python_library" else 0
-    return Phase(int(phase), PARQUET, CONVERTED, made)
+    generated = tuple(f"part-{number:05d}" for number in range(made))
+    return Phase(int(phase), PARQUET, CONVERTED, generated, RECIPE["text_key"])
 
 
 def conversion():

@@ -18,7 +18,6 @@ from scripts.data.megatron_format import LONGEST_DOCUMENT, write_index
 from scripts.data.parquet_text import ParquetTexts
 from scripts.data.shard_files import ShardFiles, writing
 
-FORMAT_VERSION = 1
 BYTES_IN_FLIGHT = 16 << 20  # text that is read and not yet written, unless one document is longer
 
 
@@ -102,8 +101,13 @@ def in_order(
             future.cancel()
 
 
-def convert(path: Path, shard: ShardFiles, tokenizer: TokenizerFolder, settings: Settings) -> dict:
-    """Converts one file and returns the content of its sidecar."""
+def convert(
+    path: Path, shard: ShardFiles, tokenizer: TokenizerFolder, settings: Settings, recipe: dict
+) -> dict:
+    """Converts one file and returns the content of its sidecar.
+
+    `recipe` (shards.conversion_recipe) is recorded in it: what the shard depends on, in words.
+    """
     started = time.monotonic()
     source = ParquetTexts(path, settings.text_key, settings.replace_invalid_utf8)
     engine = tokenizer.fast
@@ -125,22 +129,18 @@ def convert(path: Path, shard: ShardFiles, tokenizer: TokenizerFolder, settings:
         write_index(partial.idx, np.concatenate([np.empty(0, np.int32), *lengths]), tokenizer.dtype)
         rank = write_ranks(partial.ranks, ranks) if source.has_rank else None
         sidecar = {
-            "format_version": FORMAT_VERSION,
+            "recipe": recipe,
             "source": {
                 "file": path.name,
                 "bytes": path.stat().st_size,
                 "sha256": source_digest.result(),
             },
-            "text_key": settings.text_key,
             "rows": source.rows,
             "documents": counts["documents"],
             "tokens": counts["tokens"],
             "skipped": {"null": counts["null"], "empty": counts["empty"]},
             "invalid_utf8": counts["invalid_utf8"],
             "special_token_text": counts["special_token_text"],
-            "special_tokens_in_text": (
-                "as_text" if tokenizer.special_tokens_as_text else "as_special"
-            ),
             "end_of_document_id": settings.end_of_document_id,
             "tokenizer_sha256": tokenizer.sha256,
             "engine": engine.name,

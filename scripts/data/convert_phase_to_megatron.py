@@ -18,6 +18,7 @@ from pathlib import Path
 from scripts.data.conversion import Settings, convert
 from scripts.data.engines import ENGINES, TokenizerFolder
 from scripts.data.shard_files import ShardFiles
+from scripts.data.shards import conversion_recipe
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -70,10 +71,17 @@ def main(argv: list[str] | None = None) -> None:
             batch_rows=arguments.batch_size,
             threads=arguments.workers_per_shard,
         )
+        recipe = conversion_recipe(
+            arguments.tokenizer_model,
+            arguments.text_key,
+            arguments.end_of_document,
+            arguments.special_tokens_in_text,
+            arguments.invalid_utf8,
+        )
         for path in inputs[: arguments.num_shards]:
             name = f"{arguments.output_prefix_prefix}_{path.stem}_{arguments.text_key}_document"
             shard = ShardFiles(arguments.output_dir / name)
-            sidecar = convert(path, shard, tokenizer, settings)
+            sidecar = convert(path, shard, tokenizer, settings, recipe)
             print(
                 f"{shard.bin}: {sidecar['documents']} documents, {sidecar['tokens']} tokens, "
                 f"{sidecar['seconds']} s"
