@@ -56,7 +56,10 @@ def converted_since(wildcards):
 
 def index_recipe(wildcards):
     """What the order depends on besides the shards, as phase_index.py's arguments."""
-    data, phase = PARAMETERS["data"], PARAMETERS["data"]["phases"][int(wildcards.phase) - 1]
+    data, phase = (
+        PARAMETERS["data"],
+        PARAMETERS["data"]["phases"][int(wildcards.phase) - 1],
+    )
     return (
         f"--order {phase['order']} --seed {data['seed']}"
         f" --sequence-length {PARAMETERS['hparams']['sequence_length']}"
