@@ -28,14 +28,15 @@ class CheckpointError(ValueError):
 
 
 class Checkpoint:
-    """One `iter_XXXXXXX` folder.
+    """One `iter_XXXXXXX` folder, given by its path or by the marker of the phase that it ends.
 
     Raises:
         CheckpointError: the folder is no torch_dist checkpoint.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
+        folder = Path(folder)
+        self.folder = Path(read_json(folder)["checkpoint"]) if folder.is_file() else folder
         description = self.folder / "metadata.json"  # Megatron writes it last
         if not description.is_file():
             raise CheckpointError(
