@@ -70,9 +70,12 @@ def plan_phase(run: Run, phase: int, index_path: Path, recipe: dict, runtime: di
     hparams, index = recipe["hparams"], read_json(index_path)
     ends = [marker["last_iteration"] for marker in earlier_markers(run, phase)]
     start = ends[-1] if ends else 0
-    settings = recipe["data"][f"phase{phase}"]
+    settings = recipe["data"]["phases"][phase - 1]
     iterations = phase_iterations(
-        settings["length"], index["train"]["samples"], hparams, f"data.yaml, phase{phase}, length"
+        settings["length"],
+        index["train"]["samples"],
+        hparams,
+        f"data.yaml, phases, entry {phase}, length",
     )
     last = start + iterations
     return Plan(
