@@ -64,6 +64,11 @@ class Run:
         """Shared by the living ranks."""
         return self.state / "ranks.lock"
 
+    @property
+    def stop_request(self) -> Path:
+        """Made by stop_training.py; asks the launcher, on whichever node, to stop."""
+        return self.state / "stop_training"
+
     def marker(self, phase: int) -> Path:
         """The file that says that a phase is complete."""
         return self.state / f"phase{phase}.json"
@@ -76,7 +81,7 @@ class Run:
 
 @contextlib.contextmanager
 def only_trainer(run: Run) -> Iterator[None]:
-    """Holds the run for this launcher; raises RunError if another one, or a rank left by one, lives.
+    """Holds the run for this launcher; raises RunError where another one, or a rank of one, lives.
 
     The lock is the kernel's (flock): it ends with the process, however that ends.
     """
@@ -89,7 +94,7 @@ def only_trainer(run: Run) -> Iterator[None]:
         with run.ranks_lock.open("a+", encoding="utf-8") as ranks:
             _lock_or_raise(
                 ranks,
-                f"run {run.name}: its launcher is gone, but ranks that it started are still training",
+                f"run {run.name}: its launcher is gone, but its ranks are still training",
             )
             fcntl.flock(ranks, fcntl.LOCK_UN)
         yield
