@@ -179,7 +179,7 @@ def launch(args: argparse.Namespace, console: Console) -> int:
     run = Run(args.train_name, args.artifacts.resolve())
     runtime = args.runtime if args.gpus is None else args.runtime | {"gpus": args.gpus}
     with only_trainer(run):
-        stop = StopRequest(run)
+        stop = StopRequest(run, runtime.get("grace_seconds", 300))
         plan = plan_phase(run, args.phase, args.index.resolve(), args.recipe, runtime)
         index = read_json(args.index)
         check_identity(run, plan, args.recipe, index, args.tokenizer)

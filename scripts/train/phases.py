@@ -38,6 +38,7 @@ class Plan:
     masks: dict[str, bool]
     index: str
     gpus: int
+    wandb: bool
     checkpoint_minutes: float
     checkpoint_bytes: int
     step_log: str
@@ -101,6 +102,7 @@ def plan_phase(run: Run, phase: int, index_path: Path, recipe: dict, runtime: di
         masks={name: data[name] for name in MASKS},
         index=str(index_path),
         gpus=runtime["gpus"],
+        wandb=bool(runtime.get("wandb_project")),
         checkpoint_minutes=runtime.get("checkpoint_minutes", 0),
         checkpoint_bytes=checkpoint_bytes(run.checkpoints, recipe["model"], hparams["precision"]),
         step_log=str(run.step_log),

@@ -60,6 +60,11 @@ class Run:
         return self.state / "failure.json"
 
     @property
+    def launcher_lock(self) -> Path:
+        """Held by the launcher, whose process and node it names."""
+        return self.state / "launcher.lock"
+
+    @property
     def ranks_lock(self) -> Path:
         """Shared by the living ranks."""
         return self.state / "ranks.lock"
@@ -86,7 +91,7 @@ def only_trainer(run: Run) -> Iterator[None]:
     The lock is the kernel's (flock): it ends with the process, however that ends.
     """
     run.make_folders()
-    with (run.state / "launcher.lock").open("a+", encoding="utf-8") as launcher:
+    with run.launcher_lock.open("a+", encoding="utf-8") as launcher:
         _lock_or_raise(launcher, f"run {run.name} is being trained by {_holder(launcher)}")
         launcher.truncate(0)
         launcher.write(f"process {os.getpid()} on {os.uname().nodename}")
@@ -98,6 +103,18 @@ def only_trainer(run: Run) -> Iterator[None]:
             )
             fcntl.flock(ranks, fcntl.LOCK_UN)
         yield
+
+
+def is_locked(path: Path) -> bool:
+    """Says whether a living process holds a lock file."""
+    if not path.exists():
+        return False
+    with path.open("a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _lock_or_raise(file: object, what: str) -> None:

@@ -37,8 +37,8 @@ class Piece:
 
     def rate(self, iteration: int) -> float:
         """Returns the learning rate of an iteration of this piece."""
-        share = (iteration - self.first + 1) / (self.last - self.first + 1)
-        return self.start + (self.to - self.start) * SHAPES[self.shape](share)
+        share = SHAPES[self.shape]((iteration - self.first + 1) / (self.last - self.first + 1))
+        return self.start * (1 - share) + self.to * share
 
 
 def phase_pieces(table: dict, phase: int, first_iteration: int, last_iteration: int) -> list[Piece]:

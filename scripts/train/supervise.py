@@ -16,6 +16,7 @@ from scripts.train.step_log import duration, line_for_people
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 POLL_SECONDS = 0.5
+STALE_REQUEST_SECONDS = 60  # a request to stop that is older was meant for an earlier launch
 STALL_STEPS = 20  # a step that takes so many times the last one's time is called a stall
 STALL_SECONDS = 120  # but not before
 
@@ -44,9 +45,11 @@ class Console:
 class StopRequest:
     """Whether somebody wants the run to stop: by a signal, or by stop_training.py's file."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, grace_seconds: float) -> None:
         self.file = run.stop_request
-        self.file.unlink(missing_ok=True)
+        self.grace_seconds = grace_seconds
+        if self.file.exists() and time.time() - self.file.stat().st_mtime > STALE_REQUEST_SECONDS:
+            self.file.unlink()
         self.signal: str | None = None
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
@@ -59,6 +62,14 @@ class StopRequest:
     def reason(self) -> str | None:
         """What asked for the stop, None if nothing did."""
         return self.signal or ("stop_training.py" if self.file.exists() else None)
+
+    @property
+    def grace(self) -> float:
+        """Seconds that the ranks have to save and leave; the file may state them."""
+        try:
+            return float(self.file.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return self.grace_seconds
 
 
 class Supervisor:
@@ -95,7 +106,7 @@ class Supervisor:
     def _stop(self) -> None:
         """Asks the ranks to save and leave; ends them when their time is over."""
         now = time.monotonic()
-        grace = self.runtime.get("grace_seconds", 300)
+        grace = self.stop.grace
         if not self.stopped_at:
             self.stopped_at = now
             self.console.say(
