@@ -23,11 +23,16 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 sys.path.insert(0, str(ROOT))
 
 from scripts.common.files import canonical_json, digest, read_json
-from scripts.common.settings import SettingsError, check, load_parameters
+from scripts.common.settings import SettingsError, check, load_parameters, phase_recipe
 
 try:
     config.update(check(config, ROOT / "rules/config.schema.yaml", "config.yaml"))
     PARAMETERS = load_parameters(config["model"])
+    if config["phases"] > len(PARAMETERS["data"]["phases"]):
+        raise SettingsError(
+            f"phases: {config['phases']} phases, but scripts/params/{config['model']}/data.yaml "
+            f"describes {len(PARAMETERS['data']['phases'])}"
+        )
 except SettingsError as error:
     raise WorkflowError(str(error))
 

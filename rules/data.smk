@@ -54,6 +54,19 @@ def converted_since(wildcards):
     return sorted({*stale_shards(phase), *newer})
 
 
+def index_recipe(wildcards):
+    """What the order depends on besides the shards, as phase_index.py's arguments."""
+    data, phase = (
+        PARAMETERS["data"],
+        PARAMETERS["data"]["phases"][int(wildcards.phase) - 1],
+    )
+    return (
+        f"--order {phase['order']} --seed {data['seed']}"
+        f" --sequence-length {PARAMETERS['hparams']['sequence_length']}"
+        f" --validation-fraction {data['validation_fraction']}"
+    )
+
+
 if RECIPE["source"] == "python_library":
 
     rule smoke_corpus:
@@ -142,7 +155,8 @@ rule phase_manifest:
         shards=lambda wildcards: digest(phase_files(wildcards.phase).shards),
     shell:
         "exec python -m scripts.data.phase_manifest --phase {wildcards.phase}"
-        " --parquet {PARQUET:q} --converted {CONVERTED:q}"
+        " --parquet-dir {PARQUET:q} --converted-dir {CONVERTED:q}"
+        " --text-key {RECIPE[text_key]:q}"
         " --output {output:q} > {log:q} 2>&1"
 
 
@@ -159,8 +173,8 @@ rule phase_index:
     params:
         recipe=index_recipe,
     shell:
-        "exec python -m scripts.data.phase_index --manifest {input:q}"
-        " --recipe {params.recipe:q} --output {output:q} > {log:q} 2>&1"
+        "exec python -m scripts.data.phase_index --manifest {input:q} {params.recipe}"
+        " --output {output:q} > {log:q} 2>&1"
 
 
 rule converted_all:

@@ -37,7 +37,8 @@ rule verify_export:
         "../envs/python.yaml"
     shell:
         "exec python -m scripts.release.verify_export --checkpoint {input.marker:q}"
-        " --model {MODEL:q} --export {input.model:q} --output {output:q} > {log:q} 2>&1"
+        " --model {MODEL:q} --tokenizer {TOKENIZER:q} --export {input.model:q}"
+        " --output {output:q} > {log:q} 2>&1"
 
 
 rule generate:
@@ -45,7 +46,7 @@ rule generate:
     input:
         verdict=VERDICT,
         model=EXPORT,
-        prompts=f"{ROOT}/scripts/release/prompts.txt",
+        prompts=f"{ROOT}/scripts/release/prompts.json",
     output:
         report(
             GENERATIONS,
@@ -58,7 +59,7 @@ rule generate:
     conda:
         "../envs/python.yaml"
     shell:
-        "exec python -m scripts.release.generate --model {input.model:q}"
+        "exec python -m scripts.release.generate --export {input.model:q}"
         " --prompts {input.prompts:q} --output {output:q} > {log:q} 2>&1"
 
 

@@ -15,7 +15,7 @@ def train_recipe(wildcards):
 def is_trained(phase, recipe):
     """Whether the phase is complete under this recipe; then its shards no longer matter."""
     marker = Path(MARKER.format(phase=phase))
-    return marker.exists() and read_json(marker)["recipe_sha256"] == digest(recipe)
+    return marker.exists() and read_json(marker)["recipe_digest"] == digest(recipe)
 
 
 def train_input(wildcards):
@@ -55,8 +55,8 @@ rule train:
         " --recipe {params.recipe:q}"
         " --runtime {RUNTIME:q}"
         " --gpus {resources.gpu}"
-        " --log {log:q}"
         " --marker {output:q}"
+        " > {log:q} 2>&1"
 
 
 for _phase in PHASES:

@@ -89,3 +89,14 @@ def load_parameters(model: str) -> dict[str, dict[str, Any]]:
         )
         for kind in PARAMETER_FILES
     }
+
+
+def phase_recipe(parameters: dict[str, dict[str, Any]], phase: int) -> dict[str, Any]:
+    """Returns what a phase's result depends on: all parameters but those of later phases."""
+    hparams, data = parameters["hparams"], parameters["data"]
+    rates = hparams["learning_rate"]
+    return {
+        "model": parameters["model"],
+        "hparams": hparams | {"learning_rate": rates | {"phases": rates["phases"][:phase]}},
+        "data": data | {"phases": data["phases"][:phase]},
+    }

@@ -5,10 +5,11 @@ one file and never a list of paths. It has one row a shard, in ascending order o
 and a digest of all that a trained phase depends on: a shard converted anew gives another digest.
 
     python scripts/data/phase_manifest.py --phase 3 --converted-dir data/converted \\
-        --shards shards.txt --output data/converted/megatron_phase3.manifest.parquet
+        --parquet-dir data/parquet --output data/converted/megatron_phase3.manifest.parquet
 
-`shards.txt` holds one shard name a line (part-00000 …). The facts come from the shards' JSON
-sidecars; the sizes of the files on the disk are compared with them, contents are not read.
+Which shards belong to a phase its source table or its Parquet files say (shards.py). The facts come
+from the shards' JSON sidecars; the sizes of the files on the disk are compared with them, contents
+are not read.
 """
 
 import argparse
@@ -27,11 +28,12 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from scripts.common.files import digest, read_json, replacing
+from scripts.data.shards import Phase
 
 FORMAT_VERSION = 1
 METADATA_KEY = b"phase_manifest"
 # What all shards of a phase have in common: a mixture would train on garbage without an error.
-COMMON = ("tokenizer_sha256", "end_of_document_id", "special_token_text", "dtype")
+COMMON = ("recipe", "end_of_document_id", "dtype")
 SCHEMA = pa.schema(
     [
         ("shard", pa.string()),
@@ -58,7 +60,7 @@ class Manifest:
         path: the manifest's file; prefixes are relative to its folder.
         table: one row a shard, columns as in `SCHEMA`.
         phase: 1 … 5.
-        common: what all shards share: tokenizer_sha256, end_of_document_id, dtype, …
+        common: what all shards share: recipe (shards.py), end_of_document_id, dtype.
         digest: SHA-256 of everything that the phase's content depends on.
     """
 
@@ -97,12 +99,11 @@ class Manifest:
         return int(self.table["tokens"].to_numpy().sum())
 
 
-def build_manifest(phase: int, converted: Path, shards: Sequence[str], output: Path) -> Manifest:
+def build_manifest(files: Phase, shards: Sequence[str], output: Path) -> Manifest:
     """Writes the manifest of a phase.
 
     Args:
-        phase: 1 … 5.
-        converted: folder that holds `megatron_phase{phase}/`.
+        files: where the phase's files lie.
         shards: names of the shards, in any order.
         output: the manifest, a Parquet file; it has to lie so that relative paths stay true.
 
@@ -110,7 +111,7 @@ def build_manifest(phase: int, converted: Path, shards: Sequence[str], output: P
         ValueError: a shard is missing, named twice, differs from its sidecar, or was made with
             another tokenizer or other settings than the first one.
     """
-    names = sorted(shards)
+    names, phase = sorted(shards), files.number
     if not names:
         raise ValueError(f"phase {phase} has no shards: the list of shard names is empty")
     doubles = sorted({name for name, after in pairwise(names) if name == after})
@@ -119,7 +120,7 @@ def build_manifest(phase: int, converted: Path, shards: Sequence[str], output: P
 
     rows, common = [], {}
     for name in tqdm(names, unit=" shards", desc=f"manifest of phase {phase}", disable=None):
-        prefix = converted / f"megatron_phase{phase}" / f"phase{phase}_{name}_text_document"
+        prefix = Path(files.folder, files.prefix(name))
         sidecar = read_sidecar(prefix)
         common = common or {key: sidecar[key] for key in COMMON}
         check_common(prefix, sidecar, common, names[0])
@@ -208,13 +209,14 @@ def main(argv: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--phase", type=int, required=True)
-    parser.add_argument("--converted-dir", type=Path, required=True)
-    parser.add_argument("--shards", type=Path, required=True, help="one shard name a line")
+    parser.add_argument("--parquet-dir", required=True, help="folder of the raw phases")
+    parser.add_argument("--converted-dir", required=True, help="folder of the converted phases")
+    parser.add_argument("--text-key", default="text", help="part of the files' names")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args(argv)
     try:
-        shards = args.shards.read_text(encoding="utf-8").split()
-        manifest = build_manifest(args.phase, args.converted_dir, shards, args.output)
+        files = Phase(args.phase, args.parquet_dir, args.converted_dir, text_key=args.text_key)
+        manifest = build_manifest(files, files.shards, args.output)
     except (OSError, ValueError) as error:
         sys.exit(f"phase_manifest: {error}")
     print(

@@ -9,19 +9,27 @@ from pathlib import Path
 import pandas as pd
 
 from scripts.common.files import replacing
+from scripts.data.phase_manifest import read_manifest
+
+TOTALS = {
+    "documents": "sum",
+    "tokens": "sum",
+    "bin_bytes": "sum",
+    "rank_min": "min",
+    "rank_max": "max",
+}
+COLUMNS = ["shard", *TOTALS]
 
 
 def shard_table(manifests: list[Path]) -> pd.DataFrame:
     """Returns a row a shard and, after each phase's shards, a row "all" with their sums."""
     tables = []
     for path in manifests:
-        shards = pd.read_parquet(path)
-        total = shards[["documents", "tokens", "bytes"]].sum()
-        total["phase"], total["shard"] = shards["phase"].iloc[0], "all"
-        total["rank_min"], total["rank_max"] = shards["rank_min"].min(), shards["rank_max"].max()
-        tables += [shards, total.to_frame().T]
-    columns = ["phase", "shard", "documents", "tokens", "bytes", "rank_min", "rank_max"]
-    return pd.concat(tables)[columns]
+        manifest = read_manifest(path)
+        shards = manifest.table.select(COLUMNS).to_pandas()
+        total = shards.agg(TOTALS).to_frame().T.assign(shard="all")
+        tables.append(pd.concat([shards, total]).assign(phase=manifest.phase))
+    return pd.concat(tables)[["phase", *COLUMNS]]
 
 
 def main(argv: list[str] | None = None) -> None:

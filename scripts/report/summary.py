@@ -17,7 +17,8 @@ def summary(artifacts: Path, converted: Path, train_name: str) -> list[str]:
     verdict_file = artifacts / "hf" / f"{train_name}.verified.json"
     if not markers or not verdict_file.exists():
         raise SystemExit(f"{artifacts} holds no complete run named {train_name}")
-    last = read_json(markers[-1])
+    phases = [read_json(marker) for marker in markers]
+    last, tokens = phases[-1], sum(phase["tokens"] for phase in phases)
     verdict = read_json(verdict_file)
     shards = pd.concat(
         pd.read_parquet(path) for path in converted.glob("megatron_phase*.manifest.parquet")
@@ -25,11 +26,11 @@ def summary(artifacts: Path, converted: Path, train_name: str) -> list[str]:
     example = read_json(artifacts / "report" / "generations.json")["continuations"][0]
     return [
         f"shards       {len(shards)}, {shards['tokens'].sum():,} tokens  -> {converted}",
-        f"training     {len(markers)} phases, {last['iteration']} iterations, "
-        f"{last['tokens']:,} tokens  -> {last['checkpoint']}",
+        f"training     {len(markers)} phases, {last['last_iteration']} iterations, "
+        f"{tokens:,} tokens  -> {last['checkpoint']}",
         f"model        {verdict['parameters']:,} parameters, equal to Megatron's logits within "
         f"{verdict['max_abs_error']:.1e}  -> {artifacts / 'hf' / train_name}",
-        f"sample       {example['prompt']!r} -> {example['text']!r}",
+        f"sample       {example['prompt']!r} -> {example['continuation']!r}",
     ]
 
 

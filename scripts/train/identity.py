@@ -18,18 +18,20 @@ import pyarrow.parquet as pq
 from scripts.common.files import read_json, replacing, sha256, write_json
 from scripts.train.checkpoints import iterations_on_disk
 from scripts.train.phases import Plan
-from scripts.train.recipe import WITHOUT_EFFECT, difference
 from scripts.train.run import Run, RunError
 
+# Parts of hparams.yaml that leave the trained weights as they are.
+WITHOUT_EFFECT = ("validation", "averaging")
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "numpy")
 
 
-def identity_of(recipe: dict, index: dict, tokenizer: Path) -> dict[str, Any]:
+def identity_of(phase: int, recipe: dict, index: dict, tokenizer: Path) -> dict[str, Any]:
     """Returns what matters for the result, in two parts: of the whole run, and of its phase."""
     hparams = {
         key: recipe["hparams"][key] for key in recipe["hparams"] if key not in WITHOUT_EFFECT
     }
     table = hparams.pop("learning_rate")
+    data = {key: value for key, value in recipe["data"].items() if key != "phases"}
     return {
         "run": {
             "model": recipe["model"],
@@ -38,7 +40,7 @@ def identity_of(recipe: dict, index: dict, tokenizer: Path) -> dict[str, Any]:
         },
         "phase": {
             "learning_rate": table,
-            "data": recipe["data"] | {"digest": index["digest"]},
+            "data": data | recipe["data"]["phases"][phase - 1] | {"digest": index["digest"]},
         },
     }
 
@@ -48,7 +50,7 @@ def check_identity(run: Run, plan: Plan, recipe: dict, index: dict, tokenizer: P
 
     Raises RunError, naming each setting, if something that matters differs.
     """
-    identity = identity_of(recipe, index, tokenizer)
+    identity = identity_of(plan.phase, recipe, index, tokenizer)
     check_tokenizer(index, identity["run"]["tokenizer_sha256"], tokenizer)
     record = read_record(run)
     phase = record["phases"].get(str(plan.phase))
@@ -88,6 +90,17 @@ def phase_ends(run: Run) -> list[int]:
     """Returns the last iterations of the phases that have begun."""
     record = read_json(run.record) if run.record.exists() else {"phases": {}}
     return sorted(phase["last_iteration"] for phase in record["phases"].values())
+
+
+def difference(before: Any, now: Any, name: str = "") -> list[str]:
+    """Names the settings that differ between two JSON values, one line each."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        lines = []
+        for key in sorted(before.keys() | now.keys()):
+            path = f"{name}.{key}" if name else key
+            lines += difference(before.get(key), now.get(key), path)
+        return lines
+    return [] if before == now else [f"{name}: was {before}, is {now}"]
 
 
 def refuse_difference(run: Run, what: str, before: dict, now: dict) -> None:

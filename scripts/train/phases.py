@@ -85,8 +85,9 @@ def plan_phase(run: Run, phase: int, index_path: Path, recipe: dict, runtime: di
     ends = [marker["last_iteration"] for marker in earlier_markers(run, phase)]
     start = ends[-1] if ends else 0
     samples = index["train"]["samples"]
+    length = data["phases"][phase - 1]["length"]
     last = start + phase_iterations(
-        data["length"], samples, hparams, f"data.yaml, phase {phase}, length"
+        length, samples, hparams, f"data.yaml, phases, entry {phase}, length"
     )
     return Plan(
         train_name=run.name,

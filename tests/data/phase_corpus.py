@@ -8,6 +8,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from scripts.common.files import sha256, write_json
 from scripts.data.phase_manifest import Manifest, build_manifest
+from scripts.data.shards import Phase
 
 END_OF_DOCUMENT = 0
 
@@ -47,9 +48,8 @@ def write_shard(folder: Path, phase: int, name: str, shard: Shard) -> Path:
             "documents": len(shard.documents),
             "tokens": sum(map(len, shard.documents)),
             "skipped": {"null": 0, "empty": 0},
-            "special_token_text": "as_text",
+            "recipe": {"tokenizer_sha256": "tokenizer"},
             "end_of_document_id": END_OF_DOCUMENT,
-            "tokenizer_sha256": "tokenizer",
             "dtype": "int32",
             **files,
             "rank": ranks,
@@ -64,7 +64,7 @@ def write_phase(converted: Path, shards: list[Shard], phase: int = 3) -> Manifes
     for name, shard in zip(names, shards, strict=True):
         write_shard(converted / f"megatron_phase{phase}", phase, name, shard)
     output = converted / f"megatron_phase{phase}.manifest.parquet"
-    return build_manifest(phase, converted, names, output)
+    return build_manifest(Phase(phase, "", str(converted)), names, output)
 
 
 def random_shards(
