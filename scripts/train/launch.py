@@ -142,7 +142,7 @@ def complete(run: Run, plan: Plan, recipe: dict, index: dict, marker: Path) -> N
             "checkpoint_sha256": sha256(folder / checkpoints.INTEGRITY),
             "averaging": plan.keep,
             "data_digest": index["digest"],
-            "recipe_sha256": digest(recipe),
+            "recipe_digest": digest(recipe),
         },
     )
 
