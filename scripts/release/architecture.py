@@ -166,6 +166,26 @@ class Architecture:
             )
         }
 
+    def pack(self, name: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Turns tensors of transformers into one of Megatron's: the reverse of `unpack`.
+
+        Args:
+            name: Megatron's, as in `megatron_names`.
+            tensors: those of transformers by name, at least the ones that it is made of.
+        """
+        if name in TOP_LEVEL:
+            return tensors[TOP_LEVEL[name]]
+        within_layer = name.removeprefix(LAYERS)
+        suffixes = IN_EACH_LAYER[within_layer]
+        return torch.stack(
+            [
+                self._join(
+                    within_layer, [tensors[hf_layer_name(layer, suffix)] for suffix in suffixes]
+                )
+                for layer in range(self.num_layers)
+            ]
+        )
+
     def _split(self, name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if name == QKV:
             grouped = tensor.view(self.num_query_groups, sum(self.qkv_rows), self.hidden_size)
@@ -174,6 +194,15 @@ class Architecture:
         if name == GATE_UP:
             return tensor.chunk(2)
         return (tensor,)
+
+    def _join(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+        if name == QKV:
+            grouped = [
+                part.view(self.num_query_groups, rows, self.hidden_size)
+                for part, rows in zip(parts, self.qkv_rows, strict=True)
+            ]
+            return torch.cat(grouped, dim=1).view(-1, self.hidden_size)
+        return torch.cat(parts)
 
 
 def hf_layer_name(layer: int, suffix: str) -> str:

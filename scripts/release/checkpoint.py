@@ -1,4 +1,4 @@
-"""Reads Megatron's torch_dist checkpoints tensor by tensor, without a process group.
+"""Reads and writes Megatron's torch_dist checkpoints, without a process group.
 
 A checkpoint of this format holds global tensors, whatever the tensor, pipeline and data parallel
 sizes that it was saved with. The layers of the decoder are stacked: `decoder.layers.mlp.linear_fc2.
@@ -14,13 +14,23 @@ from typing import Any
 
 import torch
 from torch.distributed import checkpoint as distributed_checkpoint
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from scripts.common.files import read_json
+from scripts.common.files import read_json, write_json
 
+TRACKER = "latest_checkpointed_iteration.txt"
+DESCRIPTION = "metadata.json"  # Megatron writes it last
+BACKEND = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 COMMON_STATE = "common_state/shard_0_1"  # arguments, iteration and the like, pickled
 OTHER_STATE = ("optimizer.", "chained_", "rng_state")  # what is not the model
+# Objects that Megatron insists on, one a layer, and that are empty unless FP8 is used.
+WITH_EXTRA_STATE = (
+    "self_attention.linear_qkv",
+    "self_attention.linear_proj",
+    "mlp.linear_fc1",
+    "mlp.linear_fc2",
+)
 
 
 class CheckpointError(ValueError):
@@ -28,19 +38,21 @@ class CheckpointError(ValueError):
 
 
 class Checkpoint:
-    """One `iter_XXXXXXX` folder.
+    """One checkpoint to read.
+
+    Args:
+        folder: an `iter_XXXXXXX` folder, or the folder of a run, which stands for its latest.
 
     Raises:
         CheckpointError: the folder is no torch_dist checkpoint.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
-        description = self.folder / "metadata.json"  # Megatron writes it last
+        self.folder = latest(folder) if (Path(folder) / TRACKER).is_file() else Path(folder)
+        description = self.folder / DESCRIPTION
         if not description.is_file():
             raise CheckpointError(
-                f"{folder} is no complete Megatron checkpoint: {description.name} is missing. "
-                "Give a folder iter_XXXXXXX of a run, not the run's folder."
+                f"{self.folder} is no complete Megatron checkpoint: {DESCRIPTION} is missing"
             )
         backend = read_json(description).get("sharded_backend")
         if backend != "torch_dist":
@@ -96,3 +108,48 @@ class Checkpoint:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no process group is the intent
             distributed_checkpoint.load(state, storage_reader=self._reader, no_dist=True)
+
+
+def latest(run: Path) -> Path:
+    """Returns the checkpoint that the tracker of a run names."""
+    content = (Path(run) / TRACKER).read_text(encoding="utf-8").strip()
+    if content == "release":
+        return Path(run) / content
+    if not content.isdecimal():
+        raise CheckpointError(f"{run}/{TRACKER} holds {content!r}, not an iteration")
+    return Path(run) / folder_name(int(content))
+
+
+def folder_name(iteration: int) -> str:
+    """Returns Megatron's name of a checkpoint's folder."""
+    return f"iter_{iteration:07d}"
+
+
+def write(
+    folder: Path,
+    tensors: dict[str, torch.Tensor],
+    num_layers: int,
+    common_state: dict[str, Any],
+) -> None:
+    """Writes a checkpoint that Megatron loads as one of its own, without an optimiser's state.
+
+    Args:
+        folder: where; it must exist and be empty.
+        tensors: global tensors by Megatron's names, layers stacked.
+        num_layers: how many they are.
+        common_state: `iteration`, `checkpoint_version`, and `args` where there are any.
+    """
+    state: dict[str, Any] = {**tensors, COMMON_STATE: [common_state]}
+    for name in WITH_EXTRA_STATE:
+        for layer in range(num_layers):
+            extra_state = f"decoder.layers.{name}._extra_state/shard_{layer}_{num_layers}"
+            state[extra_state] = [None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group is the intent
+        distributed_checkpoint.save(
+            state,
+            storage_writer=FileSystemWriter(str(folder)),
+            planner=DefaultSavePlanner(flatten_state_dict=False),  # lists stay lists, as Megatron's
+            no_dist=True,
+        )
+    write_json(Path(folder) / DESCRIPTION, BACKEND)
