@@ -14,7 +14,6 @@ and exports like any other; it has no optimiser's state (continue with Megatron'
 """
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
@@ -23,17 +22,15 @@ from tqdm import tqdm
 
 from scripts.common.files import write_json
 from scripts.release.architecture import LAYERS
-from scripts.release.checkpoint import (
-    TRACKER,
-    Checkpoint,
-    CheckpointError,
-    folder_name,
-    latest,
-    write,
-)
+from scripts.release.checkpoint import Checkpoint, CheckpointError, write
 from scripts.release.folders import replacing_folder
-
-ITERATION = re.compile(r"iter_(\d{7,})")
+from scripts.train.checkpoints import (
+    TRACKER,
+    folder_of,
+    iterations_on_disk,
+    tracked_iteration,
+    write_tracker,
+)
 
 
 def choose(run: Path, last: int, every: int | None) -> list[Path]:
@@ -47,19 +44,18 @@ def choose(run: Path, last: int, every: int | None) -> list[Path]:
     Raises:
         CheckpointError: one of them is missing.
     """
-    if not (run / TRACKER).is_file():
-        raise CheckpointError(f"{run} is no run: {TRACKER} is missing")
-    end = int(latest(run).name.removeprefix("iter_"))
-    matches = (ITERATION.fullmatch(folder.name) for folder in run.iterdir())
-    present = sorted(int(match[1]) for match in matches if match and int(match[1]) <= end)
+    end = tracked_iteration(run)
+    if end is None:
+        raise CheckpointError(f"{run} is no run: {TRACKER} is missing or names no iteration")
+    present = [iteration for iteration in iterations_on_disk(run) if iteration <= end]
     chosen = range(end - (last - 1) * every, end + 1, every) if every else present[-last:]
     missing = sorted(set(chosen) - set(present))
     if missing or len(chosen) < last:
         raise CheckpointError(
-            f"{run} lacks {', '.join(map(folder_name, missing)) or 'checkpoints'} "
-            f"for an average of {last}; it has {', '.join(map(folder_name, present))}"
+            f"{run} lacks {'iterations ' + ', '.join(map(str, missing)) if missing else 'some'} "
+            f"for an average of {last} checkpoints; it has {', '.join(map(str, present))}"
         )
-    return [run / folder_name(iteration) for iteration in chosen]
+    return [folder_of(run, iteration) for iteration in chosen]
 
 
 def average(checkpoints: list[Checkpoint], output: Path) -> None:
@@ -86,11 +82,11 @@ def average(checkpoints: list[Checkpoint], output: Path) -> None:
     kept = ("args", "checkpoint_version", "iteration")
     common_state = {key: final.common_state[key] for key in kept if key in final.common_state}
     with replacing_folder(output) as folder:
-        iteration_folder = folder / folder_name(final.iteration)
+        iteration_folder = folder_of(folder, final.iteration)
         iteration_folder.mkdir()
         write(iteration_folder, averaged, num_layers, common_state | {"averaged": iterations})
         write_json(folder / "average.json", {"iterations": iterations, "dtype": "float32"})
-        (folder / TRACKER).write_text(str(final.iteration), encoding="utf-8")
+        write_tracker(folder, final.iteration)
 
 
 def main(argv: list[str] | None = None) -> None:

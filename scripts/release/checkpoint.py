@@ -17,9 +17,10 @@ from torch.distributed import checkpoint as distributed_checkpoint
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from scripts.common.files import read_json, write_json
+from scripts.common.files import read_json, sha256, write_json
+from scripts.train.checkpoints import INTEGRITY, TRACKER, folder_of, tracked_iteration
 
-TRACKER = "latest_checkpointed_iteration.txt"
+RELEASE = "release"  # Megatron's folder for weights that no run of it made; the tracker says so
 DESCRIPTION = "metadata.json"  # Megatron writes it last
 BACKEND = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 COMMON_STATE = "common_state/shard_0_1"  # arguments, iteration and the like, pickled
@@ -41,14 +42,15 @@ class Checkpoint:
     """One checkpoint to read.
 
     Args:
-        folder: an `iter_XXXXXXX` folder, or the folder of a run, which stands for its latest.
+        path: an `iter_XXXXXXX` folder; a run's folder, which stands for the checkpoint that its
+            tracker names; or the marker of a phase, for the checkpoint that the phase ends with.
 
     Raises:
         CheckpointError: the folder is no torch_dist checkpoint.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = latest(folder) if (Path(folder) / TRACKER).is_file() else Path(folder)
+    def __init__(self, path: Path) -> None:
+        self.folder = locate(Path(path))
         description = self.folder / DESCRIPTION
         if not description.is_file():
             raise CheckpointError(
@@ -56,7 +58,7 @@ class Checkpoint:
             )
         backend = read_json(description).get("sharded_backend")
         if backend != "torch_dist":
-            raise CheckpointError(f"{folder} has the format {backend}; only torch_dist can be read")
+            raise CheckpointError(f"{self.folder} is {backend}, not torch_dist")
         self._reader = FileSystemReader(str(self.folder))
         self._metadata = self._reader.read_metadata()
 
@@ -110,19 +112,14 @@ class Checkpoint:
             distributed_checkpoint.load(state, storage_reader=self._reader, no_dist=True)
 
 
-def latest(run: Path) -> Path:
-    """Returns the checkpoint that the tracker of a run names."""
-    content = (Path(run) / TRACKER).read_text(encoding="utf-8").strip()
-    if content == "release":
-        return Path(run) / content
-    if not content.isdecimal():
-        raise CheckpointError(f"{run}/{TRACKER} holds {content!r}, not an iteration")
-    return Path(run) / folder_name(int(content))
-
-
-def folder_name(iteration: int) -> str:
-    """Returns Megatron's name of a checkpoint's folder."""
-    return f"iter_{iteration:07d}"
+def locate(path: Path) -> Path:
+    """Returns the folder of the checkpoint that a path stands for; see `Checkpoint`."""
+    if path.is_file():
+        return Path(read_json(path)["checkpoint"])
+    if (path / TRACKER).is_file():
+        iteration = tracked_iteration(path)
+        return path / RELEASE if iteration is None else folder_of(path, iteration)
+    return path
 
 
 def write(
@@ -153,3 +150,5 @@ def write(
             no_dist=True,
         )
     write_json(Path(folder) / DESCRIPTION, BACKEND)
+    files = {file.name: sha256(file) for file in sorted(Path(folder).iterdir())}
+    write_json(Path(folder) / INTEGRITY, {"algorithm": "sha256", "files": files})

@@ -191,7 +191,9 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--checkpoint", type=Path, required=True, help="folder iter_XXXXXXX")
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, help="folder iter_XXXXXXX or a marker"
+    )
     parser.add_argument("--model", type=Path, required=True, help="scripts/params/M/model.yaml")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the tokenizer")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
