@@ -71,6 +71,7 @@ class Phase:
     parquet: str
     converted: str
     generated: tuple[str, ...] = ()
+    text_key: str = "text"
 
     @property
     def raw_folder(self) -> str:
@@ -88,7 +89,11 @@ class Phase:
 
     def file(self, shard: str, part: str) -> str:
         """Returns the path of a shard's `bin`, `idx` or `json` (sidecar)."""
-        return f"{self.folder}/phase{self.number}_{shard}_text_document.{part}"
+        return f"{self.folder}/{self.prefix(shard)}.{part}"
+
+    def prefix(self, shard: str) -> str:
+        """Returns the name that a shard's files share, as the original project has it."""
+        return f"phase{self.number}_{shard}_{self.text_key}_document"
 
     def files(self, shard: str) -> list[str]:
         """Returns the paths of all files that conversion makes of a shard."""
@@ -125,6 +130,16 @@ class Phase:
     def shards(self) -> list[str]:
         """Returns the names of the phase's shards in order."""
         return list(self.sources)
+
+    def newer_shards(self, time_ns: int) -> list[str]:
+        """Returns the index files that were written after a time (ns since the epoch)."""
+        entries = _listing(self.folder)
+        paths = (self.file(shard, "idx") for shard in self.sources)
+        return [
+            path
+            for path in paths
+            if (entry := entries.get(Path(path).name)) and entry.stat().st_mtime_ns > time_ns
+        ]
 
     def stale_shards(self, recipe: dict[str, Any]) -> dict[str, str]:
         """Returns the shards to convert, in order, each with the reason in words."""
@@ -227,7 +242,7 @@ class _Inspection:
 
     def damage(self, shard: str) -> str | None:
         """Says what is wrong with a shard's files, from their names and sizes alone."""
-        prefix = f"phase{self.phase.number}_{shard}_text_document"
+        prefix = self.phase.prefix(shard)
         stats = [self.converted.get(f"{prefix}.{part}") for part in PARTS]
         if None in stats:
             return f"{prefix}.{PARTS[stats.index(None)]} is missing"
