@@ -198,6 +198,12 @@ def test_generated_shards_need_no_files_to_have_names(tmp_path, recipe):
     assert list(phase.stale_shards(recipe)) == ["part-00000", "part-00001"]
 
 
+def test_newer_shards_are_those_written_after_a_time(phase):
+    index = Path(phase.file(NAMES[1], "idx"))
+    os.utime(index, ns=(5_000_000_000_000_000_001, 5_000_000_000_000_000_001))
+    assert phase.newer_shards(5_000_000_000_000_000_000) == [str(index)]
+
+
 def test_source_tables_survive_writing_and_reading(tmp_path):
     table = SourceTable(
         {"repo": "owner/name", "revision": "c0ffee"},
