@@ -23,6 +23,7 @@ from typing import Any
 from scripts.common.files import digest, read_json, sha256, write_json
 from scripts.train import checkpoints
 from scripts.train.arguments import megatron_arguments
+from scripts.train.failures import read_failure
 from scripts.train.identity import check_identity
 from scripts.train.phases import Plan, plan_phase
 from scripts.train.ranks import Ranks
@@ -70,7 +71,8 @@ def train_once(
     arguments = ["--plan", str(run.plan), *megatron_arguments(recipe, runtime, plan, run)]
     ranks = Ranks(arguments, runtime, console.log)
     code = Supervisor(run, plan, runtime, ranks, stop, console).wait()
-    return outcome(run, plan, code, stop, console)
+    batch = recipe["hparams"]["global_batch_size"]
+    return outcome(run, plan, batch, code, stop, console)
 
 
 def find_position(run: Run, plan: Plan, console: Console) -> int:
@@ -100,15 +102,16 @@ def check_disk(run: Run, plan: Plan, runtime: dict) -> None:
         )
 
 
-def outcome(run: Run, plan: Plan, code: int, stop: StopRequest, console: Console) -> int:
+def outcome(
+    run: Run, plan: Plan, batch: int, code: int, stop: StopRequest, console: Console
+) -> int:
     """Says how the ranks ended; returns the launcher's exit code."""
     reached = checkpoints.tracked_iteration(run.checkpoints) or 0
     if reached >= plan.last_iteration:
         return 0
-    if run.failure.exists():
-        failure = read_json(run.failure)
-        console.say(failure.get("message", f"Megatron ended with {failure['exit_code']}"))
-        return failure["exit_code"]
+    if failure := read_failure(run, plan, batch):
+        console.say(failure[1])
+        return failure[0]
     if stop.reason:
         console.say(f"stopped at iteration {reached}, run again to go on")
         return STOPPED
