@@ -1,10 +1,15 @@
 """What users rely on, shown with the real snakemake on the smoke run."""
 
+import json
+import os
+import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from scripts.common.files import read_json
 from tests.workflow.conftest import Checkout
