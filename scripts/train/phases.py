@@ -120,6 +120,12 @@ def check_batches(hparams: dict, index: dict, model: dict, runtime: dict) -> Non
             f"the phase's index was made for sequences of {index['sequence_length']} tokens, "
             f"hparams.yaml says sequence_length {length}: make the index anew"
         )
+    end_of_document = index["common"]["end_of_document_id"]
+    if end_of_document >= model["padded_vocab_size"]:
+        raise RunError(
+            f"the data hold token {end_of_document}, model.yaml's padded_vocab_size is "
+            f"{model['padded_vocab_size']}: the model does not fit the tokenizer"
+        )
     if length > model["max_position_embeddings"]:
         raise RunError(
             f"hparams.yaml: sequence_length {length} exceeds model.yaml's "

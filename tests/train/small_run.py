@@ -60,7 +60,7 @@ def write_data(folder: Path) -> Path:
             validation_fraction=0.1,
         )
         facts = read_json(index)
-        facts["common"]["tokenizer_sha256"] = sha256(tokenizer)
+        facts["common"]["recipe"]["tokenizer_sha256"] = sha256(tokenizer)
         write_json(index, facts)
     return folder
 
