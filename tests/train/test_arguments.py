@@ -42,7 +42,7 @@ def test_every_argument_is_megatrons(parser, tmp_path, model, gpus):
     parameters = load_parameters(model)
     for name, value in (parameters["model"] | parameters["hparams"]["optimizer"]).items():
         action = parser._option_string_actions["--" + name.replace("_", "-")]
-        assert getattr(args, action.dest) == value
+        assert getattr(args, action.dest) == (action.const if value is True else value)
     assert args.seq_length == parameters["hparams"]["sequence_length"]
     assert args.train_samples == 300 * parameters["hparams"]["global_batch_size"]
     assert args.phase_transition_iterations == "100,200"
