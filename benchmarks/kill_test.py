@@ -3,11 +3,11 @@
     python benchmarks/kill_test.py --folder /tmp/kill_test --interruptions 50 --seed 1 \\
         --output benchmarks/results/kill_test.md
 
-Runs the smoke workflow's five phases twice on the CPU, through Snakemake: once undisturbed, once with
-interruptions of every kind at seeded moments. At the end each step's loss, rate and gradient norm,
-each validation loss and each tensor of the last checkpoint must be the same, bit by bit; a marker
-must never have been there before its phase was trained. As root, the checkpoints lie on a small
-tmpfs, so that a full disk is among the interruptions. Exits with 1 if anything differs.
+Runs the smoke workflow's five phases twice on the CPU, through Snakemake: once undisturbed, once
+with interruptions of every kind at seeded moments. At the end each step's loss, rate and gradient
+norm, each validation loss and each tensor of the last checkpoint must be the same, bit by bit; a
+marker must never have been there before its phase was trained. As root, the checkpoints lie on a
+small tmpfs, so that a full disk is among the interruptions. Exits with 1 if anything differs.
 """
 
 import argparse
@@ -33,7 +33,6 @@ from scripts.train.checkpoints import (
     TRACKER,
     folder_of,
     iterations_on_disk,
-    tracked_iteration,
 )
 from scripts.train.run import Run, is_locked
 
@@ -42,6 +41,7 @@ PHASES = 5
 CHECKPOINT_INTERVAL = 4
 TMPFS_MEGABYTES = 300
 TIMEOUT = 600
+POLL_SECONDS = 0.005
 
 
 class KillTest:
@@ -141,9 +141,25 @@ class KillTest:
 
     # Interruptions: each gets the running workflow and leaves nothing of it alive.
 
+    def hit(
+        self,
+        workflow: subprocess.Popen,
+        find: Callable[[], psutil.Process | None],
+        number: signal.Signals,
+    ) -> None:
+        """Sends a signal to a process, and to its successor where the phase has just changed."""
+        hit: set[int] = set()
+        while workflow.poll() is None:
+            process = find()
+            if process and process.pid not in hit:
+                hit.add(process.pid)
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(number)
+            time.sleep(POLL_SECONDS)
+
     def signal_launcher(self, workflow: subprocess.Popen, number: signal.Signals) -> None:
         """Sends a signal to the launcher alone, as Slurm or stop scripts do."""
-        send(self.launcher(), number)
+        self.hit(workflow, self.launcher, number)
         self.wait_for_end(workflow)
 
     def ctrl_c(self, workflow: subprocess.Popen, times: int) -> None:
@@ -162,13 +178,12 @@ class KillTest:
 
     def kill_rank(self, workflow: subprocess.Popen) -> None:
         """kill -9 of the rank."""
-        send(self.rank(), signal.SIGKILL)
+        self.hit(workflow, self.rank, signal.SIGKILL)
         self.wait_for_end(workflow)
 
     def kill_launcher(self, workflow: subprocess.Popen) -> None:
         """kill -9 of the launcher: the rank goes on, a second trainer must be refused."""
-        send(self.launcher(), signal.SIGKILL)
-        wait_until(lambda: workflow.poll() is not None, "the workflow's end")
+        self.hit(workflow, self.launcher, signal.SIGKILL)
         if is_locked(self.run.ranks_lock):
             self.expect_refusal()
         self.stop_training()
@@ -187,7 +202,8 @@ class KillTest:
 
     def stop_script(self, workflow: subprocess.Popen) -> None:
         """scripts/train/stop_training.py."""
-        self.stop_training()
+        while workflow.poll() is None:
+            self.stop_training()
         self.wait_for_end(workflow)
 
     def fill_disk(self, workflow: subprocess.Popen) -> None:
@@ -264,7 +280,7 @@ class KillTest:
         if on_tmpfs:
             ways["disk full"] = self.fill_disk
         way = self.random.choice(list(ways))
-        before = len(list(self.run.checkpoints.glob("broken_*")))
+        before = incomplete(self.run)
         workflow = self.snakemake("train_all")
         wait_until(lambda: condition() or workflow.poll() is not None, when)
         trained = self.last_step()
@@ -275,13 +291,17 @@ class KillTest:
         key = f"{way}|{when}" + (f", after {damage}" if damage else "")
         self.counts[key] += 1
         self.lost_steps[key] += max(0, trained - kept)
-        after_ = len(list(self.run.checkpoints.glob("iter_*"))) - len(whole(self.run))
-        self.lost_saves[key] += max(0, after_ - before)
+        self.lost_saves[key] += len(incomplete(self.run) - before)
 
 
 def newest_whole(run: Run) -> int:
     """Returns the newest iteration whose save has ended."""
     return max(whole(run), default=0)
+
+
+def incomplete(run: Run) -> set[int]:
+    """Returns the iterations whose save was cut short."""
+    return set(iterations_on_disk(run.checkpoints)) - set(whole(run))
 
 
 def whole(run: Run) -> list[int]:
@@ -291,13 +311,6 @@ def whole(run: Run) -> list[int]:
         for iteration in iterations_on_disk(run.checkpoints)
         if (folder_of(run.checkpoints, iteration) / INTEGRITY).exists()
     ]
-
-
-def send(process: psutil.Process | None, number: signal.Signals) -> None:
-    """Sends a signal to a process that may have ended."""
-    if process:
-        with contextlib.suppress(psutil.Error):
-            process.send_signal(number)
 
 
 def after(seconds: float, begun: Callable[[], bool]) -> Callable[[], bool]:
@@ -318,7 +331,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         if time.monotonic() > deadline:
             raise SystemExit(f"waited {TIMEOUT} s for: {what}")
-        time.sleep(0.005)
+        time.sleep(POLL_SECONDS)
 
 
 def flip_a_byte(folder: Path, chance: random.Random) -> None:
@@ -360,7 +373,7 @@ def numbers(record: dict) -> tuple:
 
 
 def differing_steps(reference: Run, run: Run) -> list[int]:
-    """Returns iterations where any line, also of a step that was lost, differs from the reference."""
+    """Returns iterations of which a line, also of a lost step, differs from the reference."""
     expected = {
         ("validation_loss" in record, record["iteration"]): numbers(record)
         for record in read_lines(reference.step_log)

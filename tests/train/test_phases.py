@@ -90,3 +90,13 @@ def test_settings_that_do_not_fit_are_refused(data, folder, changes, runtime, me
 def test_a_missing_marker_names_the_phase_to_train(data, folder):
     with pytest.raises(RunError, match="train phase 1 first"):
         plan(data, folder, phase=2)
+
+
+def test_the_end_of_the_run_is_known_where_later_phases_have_an_index(data, folder):
+    index = data / "megatron_phase1.index.json"
+    recipe = phase_recipe(parameters(), 1)
+    run = Run("small", folder)
+    lengths = [{"iterations": 6}]
+    assert plan_phase(run, 1, index, recipe, RUNTIME, lengths).run_iterations == 14
+    lengths.append("one_pass")
+    assert plan_phase(run, 1, index, recipe, RUNTIME, lengths).run_iterations is None
