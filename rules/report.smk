@@ -61,3 +61,25 @@ rule report:
     localrule: True
     message:
         "Figures and tables are drawn; snakemake --report report.html puts them into one page."
+
+
+for _question, _answer in {
+    "plan": "Says what is left to do, how long it takes and what it needs.",
+    "status": "Says whether the run is healthy; fails if it is not.",
+}.items():
+
+    rule:
+        name:
+            _question
+        log:
+            f"{ARTIFACTS}/logs/{config['train_name']}/{_question}.log",
+        conda:
+            "../envs/python.yaml"
+        localrule: True
+        params:
+            script=f"scripts.report.{_question}",
+            settings=canonical_json(config),
+        message:
+            _answer
+        shell:
+            "python -m {params.script} --config {params.settings:q} | tee {log:q}"
