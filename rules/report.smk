@@ -73,9 +73,9 @@ for _question, _answer in {
             _question
         log:
             f"{ARTIFACTS}/logs/{config['train_name']}/{_question}.log",
+        localrule: True
         conda:
             "../envs/python.yaml"
-        localrule: True
         params:
             script=f"scripts.report.{_question}",
             settings=canonical_json(config),

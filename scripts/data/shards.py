@@ -151,13 +151,9 @@ class Phase:
 
     def newer_shards(self, time_ns: int) -> list[str]:
         """Returns the index files that were written after a time (ns since the epoch)."""
-        entries = _listing(self.folder)
-        paths = (self.file(shard, "idx") for shard in self.sources)
-        return [
-            path
-            for path in paths
-            if (entry := entries.get(Path(path).name)) and entry.stat().st_mtime_ns > time_ns
-        ]
+        written = _listing(self.folder, (".idx",))
+        names = (f"{self.prefix(shard)}.idx" for shard in self.sources)
+        return [f"{self.folder}/{name}" for name in names if written.get(name, [0])[0] > time_ns]
 
     def stale_shards(self, recipe: dict[str, Any]) -> dict[str, str]:
         """Returns the shards to convert, in order, each with the reason in words."""

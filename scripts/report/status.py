@@ -145,8 +145,8 @@ def step_in_words(status: Status) -> str:
     mfu = f", MFU {step['mfu']:.1%}" if step["mfu"] is not None else ""
     loss = f"loss {step['loss']:.4f}" if step["loss"] is not None else "no loss"
     return (
-        f"iteration {step['iteration']:,} (phase {step['phase']}, {step['data_position']:.1%} of its "
-        f"data), {duration(status.now - step['time'])} ago: {loss}, "
+        f"iteration {step['iteration']:,} (phase {step['phase']}, {step['data_position']:.1%} of "
+        f"its data), {duration(status.now - step['time'])} ago: {loss}, "
         f"{step['tokens_per_second']:,} tokens/s{mfu}"
     )
 
