@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from scripts.report.steps import History, binned, read_history, smooth
 from scripts.report.style import (
@@ -108,9 +108,9 @@ def gradient(history: History) -> Figure:
     figure, (axes,) = figure_of(heights=[0.8])
     draw_band(axes, history.steps["grad_norm"].dropna(), PURPLE)
     axes.set(ylabel="gradient norm", yscale="log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(SHORT)
-    axes.yaxis.set_minor_formatter(SHORT)
-    axes.tick_params(which="minor", labelsize=9)
+    axes.yaxis.set_minor_locator(NullLocator())
     return finish(figure, [axes], history)
 
 

@@ -35,12 +35,11 @@ FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 plt.rcParams.update(
     {
-        "figure.figsize": (9, 4),
         "figure.constrained_layout.use": True,
         "figure.facecolor": PAPER,
         "svg.fonttype": "none",
         "svg.hashsalt": "pretrain_kaiyuan2b",
-        "font.size": 12,
+        "font.size": 11,
         "text.color": INK,
         "axes.facecolor": PAPER,
         "axes.labelcolor": INK,
@@ -100,7 +99,7 @@ def save(figure: Figure, path: Path, title: str) -> None:
 def figure_of(rows: int = 1, heights: Sequence[float] | None = None) -> tuple[Figure, list]:
     """Returns a figure with rows of axes that share the horizontal one."""
     ratios = list(heights or [1] * rows)
-    size = (9, 1 + 2.8 * sum(ratios))
+    size = (10, 1 + 2.8 * sum(ratios))
     figure, axes = plt.subplots(
         rows, sharex=True, squeeze=False, figsize=size, height_ratios=ratios
     )
