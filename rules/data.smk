@@ -3,7 +3,7 @@
 # Settings: recipe.*, paths.{parquet,tokenizer,converted}, scripts/params/<model>/data.yaml.
 # Scripts: scripts/data. Every Parquet file becomes one shard (.bin, .idx, .json), which is a target of
 # its own; lists of shards leave out what is finished (scripts/data/shards.py says what that is).
-from scripts.data.shards import Phase, conversion_recipe
+from scripts.data.shards import configured_phase, configured_recipe
 
 RECIPE = config["recipe"]
 TOKENIZER_FACTS = f"{CONVERTED}/tokenizer.json"
@@ -18,16 +18,8 @@ INDEX = CONVERTED + "/megatron_phase{phase}.index.json"
 
 @cache
 def phase_files(phase):
-    """Where the files of a phase lie; python_library's shards are known before they are made."""
-    made = RECIPE["source_shards"] if RECIPE["source"] == "python_library" else 0
-    generated = tuple(f"part-{number:05d}" for number in range(made))
-    return Phase(int(phase), PARQUET, CONVERTED, generated, RECIPE["text_key"])
-
-
-def conversion():
-    """All that a shard depends on besides its Parquet file."""
-    settings = ("text_key", "end_of_document", "special_tokens_in_text", "invalid_utf8")
-    return conversion_recipe(TOKENIZER, **{name: RECIPE[name] for name in settings})
+    """Where the files of a phase lie."""
+    return configured_phase(config, int(phase))
 
 
 def wants_finished_shards():
@@ -61,7 +53,7 @@ def stale_shards(phase):
     ignore_changed_input_lists()
     files = phase_files(phase)
     try:
-        stale = files.stale_shards(conversion())
+        stale = files.stale_shards(configured_recipe(config))
     except (FileNotFoundError, ValueError) as error:
         raise WorkflowError(str(error))
     outputs = [file for shard in stale for file in files.files(shard)]

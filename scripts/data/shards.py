@@ -60,6 +60,24 @@ def conversion_recipe(
     }
 
 
+def configured_recipe(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the conversion recipe of config.yaml."""
+    names = ("text_key", "end_of_document", "special_tokens_in_text", "invalid_utf8")
+    recipe = {name: settings["recipe"][name] for name in names}
+    return conversion_recipe(settings["paths"]["tokenizer"], **recipe)
+
+
+def configured_phase(settings: dict[str, Any], number: int) -> "Phase":
+    """Returns where config.yaml has the files of a phase.
+
+    The shards of python_library are known before they are made.
+    """
+    recipe, paths = settings["recipe"], settings["paths"]
+    made = recipe["source_shards"] if recipe["source"] == "python_library" else 0
+    generated = tuple(f"part-{shard:05d}" for shard in range(made))
+    return Phase(number, paths["parquet"], paths["converted"], generated, recipe["text_key"])
+
+
 @dataclass(frozen=True)
 class Phase:
     """Where the files of one phase lie; `parquet` and `converted` are the configured folders.
