@@ -167,7 +167,7 @@ def copy_manifest(run: Run, plan: Plan, index: dict) -> None:
 
 def check_tokenizer(index: dict, tokenizer_sha256: str, tokenizer: Path) -> None:
     """Refuses data that another tokenizer made."""
-    of_data = index["common"]["tokenizer_sha256"]
+    of_data = index["common"]["recipe"]["tokenizer_sha256"]
     if of_data != tokenizer_sha256:
         raise RunError(
             f"the data were made with another tokenizer.json ({of_data[:16]}…) than that of "

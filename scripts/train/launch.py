@@ -23,9 +23,10 @@ from typing import Any
 from scripts.common.files import digest, read_json, sha256, write_json
 from scripts.train import checkpoints
 from scripts.train.arguments import megatron_arguments
+from scripts.train.failures import read_failure
 from scripts.train.identity import check_identity
 from scripts.train.phases import Plan, plan_phase
-from scripts.train.ranks import Ranks
+from scripts.train.ranks import Ranks, node_rank
 from scripts.train.run import Run, RunError, only_trainer
 from scripts.train.supervise import Console, StopRequest, Supervisor, remove_old_checkpoints
 
@@ -70,7 +71,8 @@ def train_once(
     arguments = ["--plan", str(run.plan), *megatron_arguments(recipe, runtime, plan, run)]
     ranks = Ranks(arguments, runtime, console.log)
     code = Supervisor(run, plan, runtime, ranks, stop, console).wait()
-    return outcome(run, plan, code, stop, console)
+    batch = recipe["hparams"]["global_batch_size"]
+    return outcome(run, plan, batch, code, stop, console)
 
 
 def find_position(run: Run, plan: Plan, console: Console) -> int:
@@ -100,15 +102,16 @@ def check_disk(run: Run, plan: Plan, runtime: dict) -> None:
         )
 
 
-def outcome(run: Run, plan: Plan, code: int, stop: StopRequest, console: Console) -> int:
+def outcome(
+    run: Run, plan: Plan, batch: int, code: int, stop: StopRequest, console: Console
+) -> int:
     """Says how the ranks ended; returns the launcher's exit code."""
     reached = checkpoints.tracked_iteration(run.checkpoints) or 0
     if reached >= plan.last_iteration:
         return 0
-    if run.failure.exists():
-        failure = read_json(run.failure)
-        console.say(failure.get("message", f"Megatron ended with {failure['exit_code']}"))
-        return failure["exit_code"]
+    if failure := read_failure(run, plan, batch):
+        console.say(failure[1])
+        return failure[0]
     if stop.reason:
         console.say(f"stopped at iteration {reached}, run again to go on")
         return STOPPED
@@ -166,6 +169,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--runtime", type=json_argument, required=True, help="JSON or its file: gpus, intervals …"
     )
+    parser.add_argument(
+        "--later-lengths",
+        type=json.loads,
+        help="JSON list: `length` of each later phase, to tell when the run will end",
+    )
     parser.add_argument("--gpus", type=int, help="GPUs of this node; default: the runtime's")
     parser.add_argument("--train-name", required=True, help="the run")
     parser.add_argument("--artifacts", type=Path, required=True)
@@ -174,13 +182,30 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def make_plan(run: Run, args: argparse.Namespace, runtime: dict) -> Plan:
+    """Returns the plan of the phase that the command line names."""
+    index = args.index.resolve()
+    return plan_phase(run, args.phase, index, args.recipe, runtime, args.later_lengths)
+
+
+def follow(run: Run, args: argparse.Namespace, runtime: dict, console: Console) -> int:
+    """Starts the ranks of a node that is not the first one, whose launcher looks after the run."""
+    plan = make_plan(run, args, runtime)
+    stop = StopRequest(run, runtime.get("grace_seconds", 300))
+    arguments = ["--plan", str(run.plan), *megatron_arguments(args.recipe, runtime, plan, run)]
+    ranks = Ranks(arguments, runtime, console.log)
+    return Supervisor(run, plan, runtime, ranks, stop, console).wait()
+
+
 def launch(args: argparse.Namespace, console: Console) -> int:
     """Runs the launcher with its log open; returns the exit code."""
     run = Run(args.train_name, args.artifacts.resolve())
     runtime = args.runtime if args.gpus is None else args.runtime | {"gpus": args.gpus}
+    if node_rank() > 0:
+        return follow(run, args, runtime, console)
     with only_trainer(run):
         stop = StopRequest(run, runtime.get("grace_seconds", 300))
-        plan = plan_phase(run, args.phase, args.index.resolve(), args.recipe, runtime)
+        plan = make_plan(run, args, runtime)
         index = read_json(args.index)
         check_identity(run, plan, args.recipe, index, args.tokenizer)
         code = train(run, plan, args.recipe, runtime, stop, console)
