@@ -13,6 +13,7 @@ report: "docs/report/workflow.rst"
 
 
 include: "rules/common.smk"
+include: "rules/cluster.smk"
 include: "rules/data.smk"
 include: "rules/hub.smk"
 include: "rules/train.smk"

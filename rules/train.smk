@@ -42,19 +42,19 @@ rule train:
         "../envs/python.yaml"
     threads: 1
     resources:
-        gpu=config["runtime"]["gpus"],
+        **train_resources(),
     params:
         recipe=train_recipe,
         index=lambda wildcards: INDEX.format(phase=wildcards.phase),
     shell:
-        "exec python -m scripts.train.launch --phase {wildcards.phase}"
+        "exec {ON_EACH_NODE} python -m scripts.train.launch --phase {wildcards.phase}"
         " --train-name {config[train_name]:q}"
         " --artifacts {ARTIFACTS:q}"
         " --index {params.index:q}"
         " --tokenizer {TOKENIZER:q}"
         " --recipe {params.recipe:q}"
         " --runtime {RUNTIME:q}"
-        " --gpus {resources.gpu}"
+        " --gpus $(({resources.gpu} / {resources.nodes}))"
         " --marker {output:q}"
         " > {log:q} 2>&1"
 
