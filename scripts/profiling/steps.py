@@ -64,7 +64,7 @@ def sum_losses(mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, 
     return total, tokens.int(), {"lm loss": torch.stack([total.detach(), tokens])}
 
 
-def train(report: Path, trace_dir: Path | None) -> None:
+def train(report: Path, trace_dir: Path | None, on_cpu: bool) -> None:
     """Runs Megatron's `pretrain` with Megatron's arguments of this process's command line."""
     from megatron.core.enums import ModelType
     from megatron.training import get_args, pretrain, training
@@ -75,7 +75,9 @@ def train(report: Path, trace_dir: Path | None) -> None:
     from megatron.training.arguments import parse_and_validate_args
 
     from scripts.train.layers import optimizer
+    from scripts.train.loop import skip_compilation_of_present_helpers
 
+    skip_compilation_of_present_helpers()
     optimizer.install()
     args = parse_and_validate_args(ignore_unknown_args=True)
     steps: list[dict] = []
@@ -90,7 +92,7 @@ def train(report: Path, trace_dir: Path | None) -> None:
 
     def trace_step(*values: Any, iteration: int, **named: Any) -> Any:
         if trace_dir and iteration == args.train_iters - 1:
-            return traced(trace_dir, train_step, *values, iteration=iteration, **named)
+            return traced(trace_dir, on_cpu, train_step, *values, iteration=iteration, **named)
         return train_step(*values, iteration=iteration, **named)
 
     training.training_log, training.train_step = record_step, trace_step
@@ -109,7 +111,8 @@ def train(report: Path, trace_dir: Path | None) -> None:
         report,
         {
             "seconds": [
-                after["end"] - before["end"] for before, after in zip(steps, steps[1:], strict=False)
+                after["end"] - before["end"]
+                for before, after in zip(steps, steps[1:], strict=False)
             ],
             "losses": [step["loss"] for step in steps],
             "grad_norms": [step["grad_norm"] for step in steps],
@@ -124,22 +127,21 @@ def train(report: Path, trace_dir: Path | None) -> None:
     )
 
 
-def traced(folder: Path, train_step: Any, *values: Any, **named: Any) -> Any:
+def traced(folder: Path, on_cpu: bool, train_step: Any, *values: Any, **named: Any) -> Any:
     """Runs one step under torch's profiler; writes a Chrome trace and the kernels' times."""
     from torch.profiler import ProfilerActivity, profile
 
-    activities = [ProfilerActivity.CPU]
-    if torch.version.cuda and torch.cuda.device_count():
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, acc_events=True) as profiler:
+    activity = ProfilerActivity.CPU if on_cpu else ProfilerActivity.CUDA
+    with profile(activities=[activity]) as profiler:
         result = train_step(*values, **named)
         torch.cuda.synchronize()
     folder.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(folder / "trace.json.gz"))
+    time = "self_cpu_time_total" if on_cpu else "self_device_time_total"
     kernels = [
-        {"name": event.key, "calls": event.count, "milliseconds": event.self_device_time_total / 1e3}
+        {"name": event.key, "calls": event.count, "milliseconds": getattr(event, time) / 1e3}
         for event in profiler.key_averages()
-        if event.self_device_time_total and event.device_type != torch.autograd.DeviceType.CPU
+        if getattr(event, time)
     ]
     write_json(folder / "kernels.json", sorted(kernels, key=lambda kernel: -kernel["milliseconds"]))
     return result
@@ -160,7 +162,7 @@ def main() -> None:
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_ADDR", "localhost")
     os.environ.setdefault("MASTER_PORT", "29531")
-    train(ours.report, ours.trace_dir)
+    train(ours.report, ours.trace_dir, ours.cpu)
 
 
 if __name__ == "__main__":

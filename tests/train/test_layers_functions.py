@@ -78,7 +78,10 @@ def test_qk_norm_rope_is_qwen3s_norm_and_rotation(device, heads, groups, head):
     query, key = (
         rotated.permute(2, 0, 1, 3)
         for rotated in apply_rotary_pos_emb(
-            query.permute(1, 2, 0, 3), key.permute(1, 2, 0, 3), angles.cos()[None], angles.sin()[None]
+            query.permute(1, 2, 0, 3),
+            key.permute(1, 2, 0, 3),
+            angles.cos()[None],
+            angles.sin()[None],
         )
     )
     assert_same(

@@ -144,7 +144,9 @@ def test_bf16_is_as_close_to_fp32_as_megatrons_local_layers(device):
     exact_loss, exact = loss_and_gradients(reference, inputs, weights)
     local_loss, locals_ = loss_and_gradients(local, inputs, weights)
     fast_loss, fasts = loss_and_gradients(fast, inputs, weights, output_processor=fused_loss)
-    assert relative_error(fast_loss, exact_loss) < 1.5 * relative_error(local_loss, exact_loss) + 1e-3
+    assert (
+        relative_error(fast_loss, exact_loss) < 1.5 * relative_error(local_loss, exact_loss) + 1e-3
+    )
     for name, gradient in exact.items():
         ours, theirs = (relative_error(grads[name], gradient) for grads in (fasts, locals_))
         assert ours < 1.5 * theirs + 2e-3, name
@@ -181,7 +183,9 @@ def test_gradients_of_several_micro_batches_accumulate_in_megatrons_buffer(devic
         inputs = batch(device)
         data_parallel(**inputs, output_processor=fused_loss).sum().backward()
         local(**inputs).sum().backward()
-    for (name, parameter), expected in zip(fast.named_parameters(), local.parameters(), strict=True):
+    for (name, parameter), expected in zip(
+        fast.named_parameters(), local.parameters(), strict=True
+    ):
         assert relative_error(parameter.main_grad, expected.grad) < 2e-5, name
 
 

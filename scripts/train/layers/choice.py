@@ -9,17 +9,18 @@ import importlib.util
 from dataclasses import dataclass
 
 FAST_SPEC = ("scripts.train.layers.modules", "fast_spec")
+NO_FUSIONS = [  # Megatron's own, which need Transformer Engine or Apex
+    *("--no-rope-fusion", "--no-persist-layer-norm", "--no-masked-softmax-fusion"),
+    "--no-gradient-accumulation-fusion",
+]
 ARGUMENTS = {
-    "fast": ["--transformer-impl", "local", "--spec", *FAST_SPEC, "--no-gradient-accumulation-fusion"],
+    "fast": ["--transformer-impl", "local", "--spec", *FAST_SPEC, *NO_FUSIONS],
     "transformer_engine": [
         *("--transformer-impl", "transformer_engine", "--attention-backend", "fused"),
         *("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "native"),
         "--no-gradient-accumulation-fusion",  # the output layer's needs Apex
     ],
-    "local": [
-        *("--transformer-impl", "local", "--cross-entropy-loss-fusion"),
-        *("--no-rope-fusion", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion"),
-    ],
+    "local": ["--transformer-impl", "local", "--cross-entropy-loss-fusion", *NO_FUSIONS],
 }  # fmt: skip
 
 
@@ -37,7 +38,11 @@ class Choice:
 
 
 def choose(
-    requested: str, gpus: int, tensor_parallel: int = 1, context_parallel: int = 1, fp8: bool = False
+    requested: str,
+    gpus: int,
+    tensor_parallel: int = 1,
+    context_parallel: int = 1,
+    fp8: bool = False,
 ) -> Choice:
     """Settles the setting `layers` for a run.
 
@@ -62,7 +67,9 @@ def choose(
     if not gpus:
         refusals["transformer_engine"] = "it needs a GPU"
     elif not installed["transformer_engine"]:
-        refusals["transformer_engine"] = "it is not installed (pip install transformer_engine[pytorch])"
+        refusals["transformer_engine"] = (
+            "it is not installed (pip install transformer_engine[pytorch])"
+        )
 
     if requested != "auto":
         if requested not in refusals:

@@ -5,6 +5,7 @@ so that a CPU test checks what the GPU runs. Source of the kernels: `kernels`.
 """
 
 import os
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -94,6 +95,16 @@ def rms_norm(
     return functional.rms_norm(total, weight.shape, weight, epsilon), total
 
 
+@lru_cache(maxsize=4)
+def rotation_tables(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns cosine and sine [s, d / 2] of `angles` [s, 1, 1, d], computed once for all layers.
+
+    A tensor is hashed by identity, and Megatron hands every layer and step the same one.
+    """
+    half = angles[:, 0, 0, : angles.shape[-1] // 2].float()
+    return half.cos().contiguous(), half.sin().contiguous()
+
+
 class QKNormRopeFunction(torch.autograd.Function):
     """Splits qkv, normalizes and rotates query and key in one pass; value stays a view."""
 
@@ -116,11 +127,12 @@ class QKNormRopeFunction(torch.autograd.Function):
         query = qkv.new_empty(length, batch, query_heads, head)
         key = qkv.new_empty(length, batch, key_heads, head)
         kernels.qk_norm_rope_forward[(length * batch,)](
-            qkv, query_weight, key_weight, angles, query, key, batch, epsilon,
+            qkv, query_weight, key_weight, *rotation_tables(angles), query, key, batch, epsilon,
             QUERY_HEADS=query_heads, KEY_HEADS=key_heads, HEAD=head,
             ROWS=block(query_heads + key_heads), BLOCK=block(head // 2), num_warps=4,
         )  # fmt: skip
-        ctx.save_for_backward(qkv, query_weight, key_weight, angles)
+        ctx.save_for_backward(qkv, query_weight, key_weight)
+        ctx.angles = angles  # not saved: the tables are found by its identity
         ctx.query_heads, ctx.key_heads, ctx.epsilon = query_heads, key_heads, epsilon
         return query, key, qkv.view(length, batch, key_heads, -1, head)[..., -1, :]
 
@@ -131,7 +143,7 @@ class QKNormRopeFunction(torch.autograd.Function):
         """Returns the gradients of qkv and of both weights."""
         from scripts.train.layers import kernels
 
-        qkv, query_weight, key_weight, angles = ctx.saved_tensors
+        qkv, query_weight, key_weight = ctx.saved_tensors
         length, batch, _ = qkv.shape
         head = query_weight.numel()
         grads = [
@@ -142,8 +154,8 @@ class QKNormRopeFunction(torch.autograd.Function):
         grad_qkv = torch.empty_like(qkv)
         partial = torch.empty(programs, 2, head, dtype=torch.float32, device=qkv.device)
         kernels.qk_norm_rope_backward[(programs,)](
-            *grads, qkv, query_weight, key_weight, angles, grad_qkv, partial, length * batch, batch,
-            *(stride for grad in grads for stride in grad.stride()[:3]), ctx.epsilon,
+            *grads, qkv, query_weight, key_weight, *rotation_tables(ctx.angles), grad_qkv, partial,
+            length * batch, batch, *(stride for grad in grads for stride in grad.stride()[:3]), ctx.epsilon,
             QUERY_HEADS=ctx.query_heads, KEY_HEADS=ctx.key_heads, HEAD=head,
             ROWS=block(ctx.query_heads + 2 * ctx.key_heads), BLOCK=block(head // 2), num_warps=8,
         )  # fmt: skip
@@ -274,9 +286,7 @@ def weight_gradient(weight: Tensor, grad_output: Tensor, inputs: Tensor) -> Tens
     if main_grad is None or not hasattr(weight, "grad_added_to_main_grad"):
         return grad_output.t() @ inputs
     if main_grad.is_cuda and main_grad.dtype != inputs.dtype:
-        torch.addmm(
-            main_grad, grad_output.t(), inputs, out_dtype=main_grad.dtype, out=main_grad
-        )
+        torch.addmm(main_grad, grad_output.t(), inputs, out_dtype=main_grad.dtype, out=main_grad)
     else:
         main_grad.addmm_(grad_output.t().to(main_grad.dtype), inputs.to(main_grad.dtype))
     weight.grad_added_to_main_grad = True

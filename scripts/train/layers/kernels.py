@@ -61,13 +61,14 @@ def rms_norm_backward(
         at = row * columns + column
         value = tl.load(total + at, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(grad_normed + at, mask=inside, other=0.0).to(tl.float32)
+        result = tl.zeros([BLOCK], dtype=tl.float32)
+        if HAS_GRAD_TOTAL:
+            result = tl.load(grad_total + at, mask=inside, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(value * value) / columns + epsilon)
         unit = value * scale
         grad_gain += grad * unit
         grad *= gain
-        result = scale * (grad - unit * (tl.sum(grad * unit) / columns))
-        if HAS_GRAD_TOTAL:
-            result += tl.load(grad_total + at, mask=inside, other=0.0).to(tl.float32)
+        result += scale * (grad - unit * (tl.sum(grad * unit) / columns))
         tl.store(grad_x + at, result, mask=inside)
     tl.store(grad_weight + tl.program_id(0) * columns + column, grad_gain, mask=inside)
 
@@ -77,7 +78,8 @@ def qk_norm_rope_forward(
     qkv,
     query_weight,
     key_weight,
-    angles,
+    cosines,
+    sines,
     query,
     key,
     batch_size,
@@ -113,9 +115,9 @@ def qk_norm_rope_forward(
     low *= scale * tl.load(gain, mask=inside, other=0.0).to(tl.float32)
     high *= scale * tl.load(gain + HALF, mask=inside, other=0.0).to(tl.float32)
 
-    angle = tl.load(angles + (token // batch_size) * HEAD + column, mask=column < HALF, other=0.0)
-    cosine = tl.cos(angle)
-    sine = tl.sin(angle)
+    rotation = (token // batch_size) * HALF + column
+    cosine = tl.load(cosines + rotation, mask=column < HALF, other=0.0)
+    sine = tl.load(sines + rotation, mask=column < HALF, other=0.0)
     first = low * cosine - high * sine
     second = high * cosine + low * sine
     to_query = query + token * (QUERY_HEADS * HEAD) + row * HEAD + column
@@ -134,7 +136,8 @@ def qk_norm_rope_backward(
     qkv,
     query_weight,
     key_weight,
-    angles,
+    cosines,
+    sines,
     grad_qkv,
     grad_weights,
     tokens,
@@ -200,9 +203,8 @@ def qk_norm_rope_backward(
         low = tl.load(qkv + start, mask=normed, other=0.0).to(tl.float32)
         high = tl.load(qkv + start + HALF, mask=normed, other=0.0).to(tl.float32)
 
-        angle = tl.load(angles + position * HEAD + column, mask=in_head, other=0.0)
-        cosine = tl.cos(angle)
-        sine = tl.sin(angle)
+        cosine = tl.load(cosines + position * HALF + column, mask=in_head, other=0.0)
+        sine = tl.load(sines + position * HALF + column, mask=in_head, other=0.0)
         grad_low = first * cosine + second * sine
         grad_high = second * cosine - first * sine
         scale = tl.rsqrt(tl.sum(low * low + high * high, axis=1)[:, None] / HEAD + epsilon)
