@@ -1,11 +1,12 @@
 # Everything runs in .venv, made from the pinned envs/requirements.txt.
 #   make smoke   the whole workflow on a tiny model, without a GPU
 #   make test    the test suite;  make lint  its style checks
+#   make docs    the parts of the documentation that are made from the program
 PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: smoke test lint format requirements clean
+.PHONY: smoke test lint format docs requirements clean
 
 smoke: $(VENV)/installed
 	$(BIN)/snakemake --profile profiles/smoke
@@ -27,6 +28,11 @@ format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/snakefmt Snakefile rules
+
+docs: $(VENV)/installed
+	empty=$$(mktemp -d) && \
+	  $(BIN)/snakemake --directory $$empty --profile profiles/smoke --rulegraph mermaid-js \
+	  | $(BIN)/python -m scripts.report.workflow_graph README.md README.zh.md && rm -r $$empty
 
 $(VENV)/installed: envs/requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' || \

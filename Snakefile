@@ -22,6 +22,7 @@ include: "rules/report.smk"
 rule all:
     default_target: True
     input:
+        all_stale_shards,
         rules.train_all.input,
         rules.export.input,
         rules.report.input,

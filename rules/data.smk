@@ -42,6 +42,11 @@ def stale_shards(phase):
     return files
 
 
+def all_stale_shards(wildcards):
+    """The files of the shards to convert, of all phases."""
+    return [file for phase in PHASES for file in stale_shards(phase)]
+
+
 def converted_since(wildcards):
     """The shards that a manifest does not describe yet: to be converted, or newer than it."""
     phase = int(wildcards.phase)
@@ -179,7 +184,7 @@ rule phase_index:
 
 rule converted_all:
     input:
-        lambda wildcards: [file for phase in PHASES for file in stale_shards(phase)],
+        all_stale_shards,
     localrule: True
     message:
         "All shards of all phases are converted."

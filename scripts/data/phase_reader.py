@@ -1,6 +1,6 @@
 """Opens a phase's index: what phase_index.py has written, memory-mapped.
 
-Imports neither Megatron nor PyTorch, so that whoever asks only for a phase's length need not wait.
+Imports neither Megatron nor PyTorch: whoever asks for a fact about a phase need not wait for them.
 """
 
 from dataclasses import dataclass
@@ -91,31 +91,3 @@ def read_index(path: Path) -> PhaseIndex:
         if not array.is_file() or array.stat().st_size != file["bytes"]:
             raise ValueError(f"{array} is missing or incomplete: make the index anew")
     return PhaseIndex(path, facts, manifest)
-
-
-def phase_iterations(
-    index: PhaseIndex, length: str | dict[str, int], global_batch_size: int
-) -> int:
-    """Returns how many iterations a phase lasts.
-
-    Args:
-        index: the phase's index.
-        length: `one_pass`, {"tokens": N} or {"iterations": N}, as in data.yaml.
-        global_batch_size: samples of an iteration.
-
-    Raises:
-        ValueError: the phase has not enough data for one pass of that length, or for one iteration.
-    """
-    available = index.facts["train"]["samples"] // global_batch_size
-    if length == "one_pass":
-        iterations = available
-    elif "tokens" in length:
-        iterations = length["tokens"] // (index.facts["sequence_length"] * global_batch_size)
-    else:
-        iterations = length["iterations"]
-    if not 0 < iterations <= available:
-        raise ValueError(
-            f"phase {index.manifest.phase} is to last {iterations} iterations ({length}), one pass "
-            f"over its data has {available}: change its `length` in data.yaml, or add data"
-        )
-    return iterations

@@ -7,7 +7,7 @@ only has another name.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,39 @@ class Architecture:
         except KeyError as error:
             raise ArchitectureError(f"{model_file}: {error.args[0]} is missing") from error
 
+    def settings(self) -> dict[str, Any]:
+        """Returns the content of a model.yaml: the reverse of `read`."""
+        return {
+            "num_layers": self.num_layers,
+            "hidden_size": self.hidden_size,
+            "ffn_hidden_size": self.ffn_hidden_size,
+            "num_attention_heads": self.num_attention_heads,
+            "group_query_attention": True,
+            "num_query_groups": self.num_query_groups,
+            "kv_channels": self.head_dim,
+            "max_position_embeddings": self.max_position_embeddings,
+            "rotary_base": int(self.rotary_base),
+            "norm_epsilon": self.norm_epsilon,
+            "untie_embeddings_and_output_weights": not self.tied_embeddings,
+            "padded_vocab_size": self.vocab_size,
+            **REQUIRED,
+        }
+
+    def must_equal(self, other: "Architecture", source: Path) -> None:
+        """Refuses another architecture, naming what differs; `source` is where the other stands.
+
+        A longer context than the weights were made for, or a shorter one, is no difference: rotary
+        embeddings have no weights.
+        """
+        differences = [
+            f"{field.name} {getattr(self, field.name)} (there: {getattr(other, field.name)})"
+            for field in fields(self)
+            if field.name != "max_position_embeddings"
+            and getattr(self, field.name) != getattr(other, field.name)
+        ]
+        if differences:
+            raise ArchitectureError(f"not the model of {source}: {', '.join(differences)}")
+
     @property
     def heads_per_group(self) -> int:
         """Query heads that share one key and value head."""
@@ -166,6 +199,26 @@ class Architecture:
             )
         }
 
+    def pack(self, name: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Turns tensors of transformers into one of Megatron's: the reverse of `unpack`.
+
+        Args:
+            name: Megatron's, as in `megatron_names`.
+            tensors: those of transformers by name, at least the ones that it is made of.
+        """
+        if name in TOP_LEVEL:
+            return tensors[TOP_LEVEL[name]]
+        within_layer = name.removeprefix(LAYERS)
+        suffixes = IN_EACH_LAYER[within_layer]
+        return torch.stack(
+            [
+                self._join(
+                    within_layer, [tensors[hf_layer_name(layer, suffix)] for suffix in suffixes]
+                )
+                for layer in range(self.num_layers)
+            ]
+        )
+
     def _split(self, name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if name == QKV:
             grouped = tensor.view(self.num_query_groups, sum(self.qkv_rows), self.hidden_size)
@@ -174,6 +227,15 @@ class Architecture:
         if name == GATE_UP:
             return tensor.chunk(2)
         return (tensor,)
+
+    def _join(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+        if name == QKV:
+            grouped = [
+                part.view(self.num_query_groups, rows, self.hidden_size)
+                for part, rows in zip(parts, self.qkv_rows, strict=True)
+            ]
+            return torch.cat(grouped, dim=1).view(-1, self.hidden_size)
+        return torch.cat(parts)
 
 
 def hf_layer_name(layer: int, suffix: str) -> str:

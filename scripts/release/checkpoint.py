@@ -1,4 +1,4 @@
-"""Reads Megatron's torch_dist checkpoints tensor by tensor, without a process group.
+"""Reads and writes Megatron's torch_dist checkpoints, without a process group.
 
 A checkpoint of this format holds global tensors, whatever the tensor, pipeline and data parallel
 sizes that it was saved with. The layers of the decoder are stacked: `decoder.layers.mlp.linear_fc2.
@@ -14,13 +14,24 @@ from typing import Any
 
 import torch
 from torch.distributed import checkpoint as distributed_checkpoint
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from scripts.common.files import read_json
+from scripts.common.files import read_json, sha256, write_json
+from scripts.train.checkpoints import INTEGRITY, TRACKER, folder_of, tracked_iteration
 
+RELEASE = "release"  # Megatron's folder for weights that no run of it made; the tracker says so
+DESCRIPTION = "metadata.json"  # Megatron writes it last
+BACKEND = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 COMMON_STATE = "common_state/shard_0_1"  # arguments, iteration and the like, pickled
 OTHER_STATE = ("optimizer.", "chained_", "rng_state")  # what is not the model
+# Objects that Megatron insists on, one a layer, and that are empty unless FP8 is used.
+WITH_EXTRA_STATE = (
+    "self_attention.linear_qkv",
+    "self_attention.linear_proj",
+    "mlp.linear_fc1",
+    "mlp.linear_fc2",
+)
 
 
 class CheckpointError(ValueError):
@@ -28,24 +39,26 @@ class CheckpointError(ValueError):
 
 
 class Checkpoint:
-    """One `iter_XXXXXXX` folder, given by its path or by the marker of the phase that it ends.
+    """One checkpoint to read.
+
+    Args:
+        path: an `iter_XXXXXXX` folder; a run's folder, which stands for the checkpoint that its
+            tracker names; or the marker of a phase, for the checkpoint that the phase ends with.
 
     Raises:
         CheckpointError: the folder is no torch_dist checkpoint.
     """
 
-    def __init__(self, folder: Path) -> None:
-        folder = Path(folder)
-        self.folder = Path(read_json(folder)["checkpoint"]) if folder.is_file() else folder
-        description = self.folder / "metadata.json"  # Megatron writes it last
+    def __init__(self, path: Path) -> None:
+        self.folder = locate(Path(path))
+        description = self.folder / DESCRIPTION
         if not description.is_file():
             raise CheckpointError(
-                f"{folder} is no complete Megatron checkpoint: {description.name} is missing. "
-                "Give a folder iter_XXXXXXX of a run, not the run's folder."
+                f"{self.folder} is no complete Megatron checkpoint: {DESCRIPTION} is missing"
             )
         backend = read_json(description).get("sharded_backend")
         if backend != "torch_dist":
-            raise CheckpointError(f"{folder} has the format {backend}; only torch_dist can be read")
+            raise CheckpointError(f"{self.folder} is {backend}, not torch_dist")
         self._reader = FileSystemReader(str(self.folder))
         self._metadata = self._reader.read_metadata()
 
@@ -97,3 +110,45 @@ class Checkpoint:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no process group is the intent
             distributed_checkpoint.load(state, storage_reader=self._reader, no_dist=True)
+
+
+def locate(path: Path) -> Path:
+    """Returns the folder of the checkpoint that a path stands for; see `Checkpoint`."""
+    if path.is_file():
+        return Path(read_json(path)["checkpoint"])
+    if (path / TRACKER).is_file():
+        iteration = tracked_iteration(path)
+        return path / RELEASE if iteration is None else folder_of(path, iteration)
+    return path
+
+
+def write(
+    folder: Path,
+    tensors: dict[str, torch.Tensor],
+    num_layers: int,
+    common_state: dict[str, Any],
+) -> None:
+    """Writes a checkpoint that Megatron loads as one of its own, without an optimiser's state.
+
+    Args:
+        folder: where; it must exist and be empty.
+        tensors: global tensors by Megatron's names, layers stacked.
+        num_layers: how many they are.
+        common_state: `iteration`, `checkpoint_version`, and `args` where there are any.
+    """
+    state: dict[str, Any] = {**tensors, COMMON_STATE: [common_state]}
+    for name in WITH_EXTRA_STATE:
+        for layer in range(num_layers):
+            extra_state = f"decoder.layers.{name}._extra_state/shard_{layer}_{num_layers}"
+            state[extra_state] = [None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group is the intent
+        distributed_checkpoint.save(
+            state,
+            storage_writer=FileSystemWriter(str(folder)),
+            planner=DefaultSavePlanner(flatten_state_dict=False),  # lists stay lists, as Megatron's
+            no_dist=True,
+        )
+    write_json(Path(folder) / DESCRIPTION, BACKEND)
+    files = {file.name: sha256(file) for file in sorted(Path(folder).iterdir())}
+    write_json(Path(folder) / INTEGRITY, {"algorithm": "sha256", "files": files})

@@ -69,6 +69,7 @@ def export(
             "format_version": FORMAT_VERSION,
             "checkpoint": checkpoint.folder.name,
             "iteration": checkpoint.iteration,
+            "averaged": checkpoint.common_state.get("averaged"),
             "parameters": parameters,
             "dtype": str(dtype).removeprefix("torch."),
             "end_of_document_id": end_id,

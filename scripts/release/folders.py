@@ -23,7 +23,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     partial.mkdir()
     try:
         yield partial
-        for file in partial.iterdir():
+        for file in partial.rglob("*"):
             sync(file)
         sync(partial)
         if path.exists():

@@ -1,47 +1,51 @@
-"""Megatron's command line, from the recipe (what a run is) and the runtime settings (how it is run).
+"""Megatron's command line, from the recipe (what a run is) and the runtime (how it is run).
 
-Anything that is not settled here can be given by the user as extra arguments, which come last.
+Whatever is not settled here, a user can give as extra arguments, which come last.
 """
 
 import importlib.util
+import os
 import shlex
 
 from scripts.train.phases import Plan
 from scripts.train.run import Run
-from scripts.train.schedule import peak_rate
 
 # What Megatron cannot do without CUDA kernels.
-CPU_ARGUMENTS = (
+CPU_ARGUMENTS = shlex.split(
     "--transformer-impl local --distributed-backend gloo --use-cpu-initialization "
     "--no-masked-softmax-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion "
     "--no-gradient-accumulation-fusion --no-persist-layer-norm --disable-jit-fuser --num-workers 0"
-).split()
+)
 
-# Overlap, sharded optimizer states and asynchronous saves, for any number of GPUs.
-GPU_ARGUMENTS = (
+# Overlap, and optimizer states sharded over the GPUs so that their number may change.
+GPU_ARGUMENTS = shlex.split(
     "--distributed-backend nccl --use-distributed-optimizer --overlap-grad-reduce "
     "--overlap-param-gather --dist-ckpt-optim-fully-reshardable --ckpt-fully-parallel-load "
     "--no-gradient-accumulation-fusion --log-throughput"
-).split()
+)
 
-COMMON_ARGUMENTS = (
+# The rate is scripts/train/schedule.py's. Megatron's own must be the same in all phases, since it
+# keys the optimizer's parameter groups by it.
+COMMON_ARGUMENTS = shlex.split(
+    "--lr 1 --min-lr 1 --lr-decay-style constant --weight-decay-incr-style constant "
     "--tokenizer-type NullTokenizer --attention-dropout 0 --hidden-dropout 0 "
-    "--lr-decay-style constant --weight-decay-incr-style constant --dataloader-type single "
-    "--ckpt-format torch_dist --dist-ckpt-strictness raise_all --verify-integrity "
-    "--exit-signal-handler --no-one-logger --no-check-for-nan-in-loss-and-grad "
-    "--rerun-mode disabled --log-interval 100 --no-create-attention-mask-in-dataloader"
-).split()
+    "--dataloader-type single --ckpt-format torch_dist --dist-ckpt-strictness raise_all "
+    "--verify-integrity --exit-signal-handler --no-one-logger --no-check-for-nan-in-loss-and-grad "
+    "--rerun-mode disabled --log-interval 100"
+)
 
 PRECISIONS = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": []}
 
 
 def flags(settings: dict) -> list[str]:
-    """Spells settings whose keys are Megatron's argument names; true is a flag, false is left out."""
+    """Spells settings whose keys are Megatron's argument names; false and None are left out."""
     result = []
     for name, value in settings.items():
         flag = "--" + name.replace("_", "-")
         if value is True:
             result.append(flag)
+        elif isinstance(value, list):
+            result += [flag, *map(str, value)] if value else []
         elif value is not False and value is not None:
             result += [flag, str(value)]
     return result
@@ -59,32 +63,38 @@ def megatron_arguments(recipe: dict, runtime: dict, plan: Plan, run: Run) -> lis
         *flags(hparams["optimizer"]),
         *PRECISIONS[hparams["precision"]],
         *_training(hparams, runtime, plan),
+        *_masks(plan),
         *_records(runtime, run),
         *(_gpu_implementation(runtime) if on_gpus else []),
         *shlex.split(runtime.get("extra_arguments", "")),
+        *shlex.split(os.environ.get("EXTRA_ARGS", "")),
     ]
 
 
 def _training(hparams: dict, runtime: dict, plan: Plan) -> list[str]:
     """Returns the arguments that say what is trained, how far, and in which batches."""
-    rate = peak_rate(hparams["learning_rate"])
-    settings = {
-        "seq_length": hparams["sequence_length"],
-        "global_batch_size": hparams["global_batch_size"],
-        "micro_batch_size": runtime["micro_batch_size"],
-        "seed": hparams["seed"],
-        "init_method_std": hparams["init_method_std"],
-        "lr": rate,
-        "min_lr": rate,
-        "train_samples": plan.last_iteration * hparams["global_batch_size"],
-        "phase_transition_iterations": ",".join(map(str, plan.transitions)) or None,
-        "eval_interval": hparams["validation"]["interval"],
-        "eval_iters": plan.validation_iterations,
-        "tensor_model_parallel_size": runtime.get("tensor_parallel", 1),
-        "pipeline_model_parallel_size": runtime.get("pipeline_parallel", 1),
-    }
-    skipped = runtime.get("skip_iterations", [])
-    return flags(settings) + (["--iterations-to-skip", *map(str, skipped)] if skipped else [])
+    return flags(
+        {
+            "seq_length": hparams["sequence_length"],
+            "global_batch_size": hparams["global_batch_size"],
+            "micro_batch_size": runtime["micro_batch_size"],
+            "seed": hparams["seed"],
+            "init_method_std": hparams["init_method_std"],
+            "train_samples": plan.last_iteration * hparams["global_batch_size"],
+            "phase_transition_iterations": ",".join(map(str, plan.transitions)) or None,
+            "eval_interval": hparams["validation"]["interval"],
+            "eval_iters": plan.validation_iterations,
+            "tensor_model_parallel_size": runtime.get("tensor_parallel", 1),
+            "pipeline_model_parallel_size": runtime.get("pipeline_parallel", 1),
+            "iterations_to_skip": runtime.get("skip_iterations", []),
+        }
+    )
+
+
+def _masks(plan: Plan) -> list[str]:
+    """Returns the arguments that say what a token sees; a full mask only where one is needed."""
+    needs_mask = plan.masks["reset_attention_mask"]
+    return flags(plan.masks | {"no_create_attention_mask_in_dataloader": not needs_mask})
 
 
 def _records(runtime: dict, run: Run) -> list[str]:
@@ -105,7 +115,7 @@ def _records(runtime: dict, run: Run) -> list[str]:
 
 
 def _gpu_implementation(runtime: dict) -> list[str]:
-    """Chooses Transformer Engine where it is installed, and this project's layers otherwise."""
+    """Chooses Transformer Engine's layers where it is installed, and torch's otherwise."""
     saves = ["--async-save", "--async-strategy", "mcore"] if runtime.get("async_save", True) else []
     if importlib.util.find_spec("transformer_engine"):
         return [*saves, "--transformer-impl", "transformer_engine", "--attention-backend", "fused"]

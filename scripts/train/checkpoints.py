@@ -8,6 +8,8 @@ tracker is made to name the newest one that counts.
 
 import re
 import shutil
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from scripts.common.files import read_json, replacing, sha256
 
 TRACKER = "latest_checkpointed_iteration.txt"
 INTEGRITY = "integrity.json"
+HASHING_THREADS = 8
 FOLDER = re.compile(r"iter_(\d{7})$")
 
 
@@ -46,12 +49,14 @@ def defect(folder: Path) -> str | None:
         files = read_json(integrity)["files"]
     except (ValueError, KeyError, TypeError):
         return "integrity.json is damaged"
-    for name, digest in files.items():
-        path = folder / name
-        if not path.exists():
-            return f"{name} is missing"
-        if sha256(path) != digest:
-            return f"{name} is damaged (its SHA-256 is not the one recorded at the save)"
+    missing = [name for name in files if not (folder / name).exists()]
+    if missing:
+        return f"{missing[0]} is missing"
+    with ThreadPoolExecutor(HASHING_THREADS) as threads:
+        digests = threads.map(sha256, (folder / name for name in files))
+        for (name, recorded), digest in zip(files.items(), digests, strict=True):
+            if digest != recorded:
+                return f"{name} is damaged (its SHA-256 is not the one recorded at the save)"
     return None
 
 
@@ -84,11 +89,13 @@ def recover(checkpoints: Path) -> Recovery:
 
 
 def set_aside(folder: Path) -> Path:
-    """Renames a broken checkpoint so that nobody loads or counts it; returns its new path."""
-    number = 1
-    while (target := folder.with_name(f"broken_{folder.name}_{number}")).exists():
-        number += 1
-    return folder.rename(target)
+    """Renames a broken checkpoint so that nobody loads or counts it; returns its new path.
+
+    Only the latest broken one is kept: repeated crashes must not fill the disk.
+    """
+    for older in folder.parent.glob("broken_iter_*"):
+        shutil.rmtree(older)
+    return folder.rename(folder.with_name(f"broken_{folder.name}"))
 
 
 def write_tracker(checkpoints: Path, iteration: int) -> None:
@@ -101,9 +108,61 @@ def write_tracker(checkpoints: Path, iteration: int) -> None:
         partial.write_text(str(iteration), encoding="ascii")
 
 
-def size(folder: Path) -> int:
-    """Returns the bytes of a checkpoint's files."""
-    return sum(path.stat().st_size for path in folder.iterdir())
+def prune(checkpoints: Path, keep_recent: int, keep: Collection[int]) -> list[int]:
+    """Removes old checkpoints and returns their iterations; safe while training saves.
+
+    Kept are the `keep_recent` newest ones up to the tracker's (0 keeps all), the iterations in
+    `keep`, and everything newer than the tracker's: that may be one that is being written. Only
+    folders of whole checkpoints are touched.
+    """
+    finish_removals(checkpoints)
+    tracked = tracked_iteration(checkpoints)
+    if keep_recent == 0 or tracked is None:
+        return []
+    whole = [
+        iteration
+        for iteration in iterations_on_disk(checkpoints)
+        if iteration <= tracked and (folder_of(checkpoints, iteration) / INTEGRITY).exists()
+    ]
+    removed = [iteration for iteration in whole[:-keep_recent] if iteration not in keep]
+    for iteration in removed:
+        folder = folder_of(checkpoints, iteration)
+        folder.rename(folder.with_name(f"removed_{folder.name}"))
+    finish_removals(checkpoints)
+    return removed
+
+
+def finish_removals(checkpoints: Path) -> None:
+    """Deletes what was renamed for removal, also by a process that did not get to it."""
+    for folder in checkpoints.glob("removed_iter_*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def checkpoint_bytes(checkpoints: Path, model: dict, precision: str) -> int:
+    """Returns the size of the run's newest checkpoint, or an estimate where there is none yet.
+
+    A parameter has an fp32 copy and two fp32 moments, and a 2-byte copy unless all is fp32.
+    """
+    whole = [
+        folder_of(checkpoints, iteration)
+        for iteration in iterations_on_disk(checkpoints)
+        if (folder_of(checkpoints, iteration) / INTEGRITY).exists()
+    ]
+    if whole:
+        return sum(path.stat().st_size for path in whole[-1].iterdir())
+    return parameters(model) * (12 if precision == "fp32" else 14)
+
+
+def parameters(model: dict) -> int:
+    """Returns the number of parameters of a model (model.yaml), norms left out."""
+    hidden, heads_width = model["hidden_size"], model["kv_channels"]
+    queries = model["num_attention_heads"] * heads_width
+    keys = model["num_query_groups"] * heads_width
+    attention = hidden * (2 * queries + 2 * keys)
+    feed_forward = hidden * model["ffn_hidden_size"] * (3 if model["swiglu"] else 2)
+    tables = 2 if model["untie_embeddings_and_output_weights"] else 1
+    rows = tables * model["padded_vocab_size"] * hidden
+    return model["num_layers"] * (attention + feed_forward) + rows
 
 
 def free_bytes(checkpoints: Path) -> int:

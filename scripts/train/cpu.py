@@ -1,8 +1,8 @@
 """Lets Megatron's training loop run on a CPU: smoke runs, tests, two-core machines.
 
-Megatron asserts a CUDA device and names it in many calls. `install` answers those questions with the
-CPU and leaves Megatron's files as they are, so that a laptop runs the loop that a cluster runs.
-Used by scripts/train/pretrain.py when a run has no GPUs, before Megatron is imported.
+Megatron asserts a CUDA device and names it in many calls. `install` answers those questions with
+the CPU and leaves Megatron's files as they are, so that a laptop runs the loop that a cluster runs.
+scripts/train/pretrain.py calls it when a run has no GPUs, before Megatron is imported.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 import torch
-import torch._dynamo  # torch loads it anyway, and then objects to the functions that `install` puts in
+import torch._dynamo  # torch loads it anyway; after `install` that would fail
 from torch.overrides import TorchFunctionMode
 
 CPU = torch.device("cpu")

@@ -1,10 +1,10 @@
 """One rank of a training run: Megatron's own loop with this project's data, schedule and records.
 
-    torchrun --nproc-per-node 8 scripts/train/pretrain.py --plan PLAN.json MEGATRON_ARGUMENT …
+    torchrun --nproc-per-node 8 -m scripts.train.pretrain --plan PLAN.json MEGATRON_ARGUMENT …
 
-scripts/train/launch.py writes the plan (see phases.py), builds the arguments (arguments.py) and starts
-one of these a GPU, or a single one on a machine without a GPU. It exits with 0 after a save that a
-signal or the end of the phase asked for, with 17 after a loss or gradient that is not a number.
+scripts/train/launch.py writes the plan (phases.py), builds the arguments (arguments.py) and starts
+one of these a GPU, or a single one on a machine without a GPU. It exits with 0 after the save that
+a signal or the end of the phase asked for, with 17 after a loss that is not a number.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def read_plan() -> dict:
 
 
 def hold_shared_lock(path: Path) -> int:
-    """Shows other launchers, for as long as this process lives, that a rank of this run is alive."""
+    """Shows launchers, for as long as this process lives, that a rank of this run is alive."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor
@@ -34,6 +34,8 @@ def main() -> None:
     """Runs the rank; leaves the reason of an unusual exit where the launcher reads it."""
     plan = read_plan()
     hold_shared_lock(Path(plan["ranks_lock"]))
+    if not plan["wandb"]:
+        sys.modules["wandb"] = None  # Megatron imports it where it is installed: 2 s of each start
     if plan["gpus"] == 0:
         from scripts.train import cpu
 
@@ -43,7 +45,7 @@ def main() -> None:
 
     try:
         loop.run(plan)
-    except loop.TrainingFailure as failure:
+    except loop.TrainingError as failure:
         write_json(Path(plan["failure"]), failure.record)
         print(failure, file=sys.stderr)
         sys.exit(failure.record["exit_code"])

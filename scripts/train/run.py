@@ -60,9 +60,19 @@ class Run:
         return self.state / "failure.json"
 
     @property
+    def launcher_lock(self) -> Path:
+        """Held by the launcher, whose process and node it names."""
+        return self.state / "launcher.lock"
+
+    @property
     def ranks_lock(self) -> Path:
         """Shared by the living ranks."""
         return self.state / "ranks.lock"
+
+    @property
+    def stop_request(self) -> Path:
+        """Made by stop_training.py; asks the launcher, on whichever node, to stop."""
+        return self.state / "stop_training"
 
     def marker(self, phase: int) -> Path:
         """The file that says that a phase is complete."""
@@ -76,12 +86,12 @@ class Run:
 
 @contextlib.contextmanager
 def only_trainer(run: Run) -> Iterator[None]:
-    """Holds the run for this launcher; raises RunError if another one, or a rank left by one, lives.
+    """Holds the run for this launcher; raises RunError where another one, or a rank of one, lives.
 
     The lock is the kernel's (flock): it ends with the process, however that ends.
     """
     run.make_folders()
-    with (run.state / "launcher.lock").open("a+", encoding="utf-8") as launcher:
+    with run.launcher_lock.open("a+", encoding="utf-8") as launcher:
         _lock_or_raise(launcher, f"run {run.name} is being trained by {_holder(launcher)}")
         launcher.truncate(0)
         launcher.write(f"process {os.getpid()} on {os.uname().nodename}")
@@ -89,10 +99,22 @@ def only_trainer(run: Run) -> Iterator[None]:
         with run.ranks_lock.open("a+", encoding="utf-8") as ranks:
             _lock_or_raise(
                 ranks,
-                f"run {run.name}: its launcher is gone, but ranks that it started are still training",
+                f"run {run.name}: its launcher is gone, but its ranks are still training",
             )
             fcntl.flock(ranks, fcntl.LOCK_UN)
         yield
+
+
+def is_locked(path: Path) -> bool:
+    """Says whether a living process holds a lock file."""
+    if not path.exists():
+        return False
+    with path.open("a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _lock_or_raise(file: object, what: str) -> None:

@@ -1,4 +1,4 @@
-"""The learning rate of a whole run: a table of pieces for each phase (hparams.yaml, `learning_rate`).
+"""The learning rate of a run: a table of pieces for each phase (hparams.yaml, `learning_rate`).
 
 A piece starts at the rate where the piece before it ended and gives its last iteration exactly the
 rate `to`. One piece of a phase may leave `iterations` out: it fills what the others leave.
@@ -27,7 +27,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of iterations with one shape; `first` and `last` are iterations of the run, from 1."""
+    """Iterations `first` … `last` of the run, counted from 1, with one shape."""
 
     shape: str
     start: float
@@ -37,14 +37,14 @@ class Piece:
 
     def rate(self, iteration: int) -> float:
         """Returns the learning rate of an iteration of this piece."""
-        share = (iteration - self.first + 1) / (self.last - self.first + 1)
-        return self.start + (self.to - self.start) * SHAPES[self.shape](share)
+        share = SHAPES[self.shape]((iteration - self.first + 1) / (self.last - self.first + 1))
+        return self.start * (1 - share) + self.to * share
 
 
 def phase_pieces(table: dict, phase: int, first_iteration: int, last_iteration: int) -> list[Piece]:
-    """Returns the pieces that cover the iterations `first_iteration` … `last_iteration` of a phase.
+    """Returns the pieces that cover a phase, `first_iteration` … `last_iteration`.
 
-    `table` is `learning_rate` of hparams.yaml. Raises ValueError if the pieces do not fit the phase.
+    `table` is `learning_rate` of hparams.yaml. Raises ValueError if the pieces do not fit.
     """
     total = last_iteration - first_iteration + 1
     pieces = _pieces_of(table, phase)
@@ -60,17 +60,11 @@ def phase_pieces(table: dict, phase: int, first_iteration: int, last_iteration: 
 
 
 def rate_at(pieces: list[Piece], iteration: int) -> float:
-    """Returns the rate of an iteration; before the first and after the last piece, that at its edge."""
+    """Returns the rate of an iteration, outside of the pieces that of the nearest one's edge."""
     for piece in pieces:
         if iteration <= piece.last:
             return piece.rate(max(iteration, piece.first))
     return pieces[-1].to
-
-
-def peak_rate(table: dict) -> float:
-    """Returns the highest rate of the run: Megatron's constant --lr."""
-    rates = [piece["to"] for pieces in table["phases"] for piece in pieces if "to" in piece]
-    return max(table["initial"], *rates)
 
 
 def _pieces_of(table: dict, phase: int) -> list[dict]:

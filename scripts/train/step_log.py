@@ -1,7 +1,8 @@
 """One line a step: for people on the terminal, for programs as JSON (artifacts/logs/<run>.jsonl).
 
 Step lines: iteration, phase, phase_iteration, loss, learning_rate, grad_norm, tokens_per_second,
-tflops_per_gpu, mfu, consumed_samples, consumed_tokens, data_position (share of the phase's data), seconds, time.
+tflops_per_gpu, mfu, consumed_samples, consumed_tokens, data_position (share of the phase's data
+that has been read), seconds, mean_seconds (of this launch, moving), time.
 Validation lines: iteration, phase, validation_loss, time.
 After a crash the steps since the last checkpoint are run again and written again: the last line of
 an iteration is the one that counts, which is what `read_steps` returns.
@@ -52,7 +53,7 @@ class StepLog:
         self.plan = plan
         self.path = Path(plan["step_log"])
         self.started = time.perf_counter()
-        self.seconds_a_step: float | None = None
+        self.mean_seconds: float | None = None
 
     def start_of_step(self) -> None:
         """Starts the step's clock."""
@@ -87,10 +88,11 @@ class StepLog:
             "consumed_tokens": args.consumed_train_samples * args.seq_length,
             "data_position": self._data_position(iteration, args.global_batch_size),
             "seconds": round(seconds, 6),
+            "mean_seconds": round(self._mean(seconds), 6),
             "time": round(time.time(), 3),
         }
         self._append(record)
-        print(self._for_people(record), flush=True)
+        print(line_for_people(record, plan), flush=True)
 
     def validation(self, iteration: int, losses: dict | None) -> None:
         """Writes an evaluation's line."""
@@ -113,8 +115,14 @@ class StepLog:
                 line = "\n" + line
             file.write(line.encode())
 
+    def _mean(self, seconds: float) -> float:
+        """Returns the moving mean of a step's seconds."""
+        before = seconds if self.mean_seconds is None else self.mean_seconds
+        self.mean_seconds = 0.95 * before + 0.05 * seconds
+        return self.mean_seconds
+
     def _mfu(self, tflops: float) -> float | None:
-        """Returns the share of the device's bf16 peak, or None for a device that is not in the table."""
+        """Returns the share of the device's bf16 peak, None for a device not in the table."""
         import torch
 
         name = torch.cuda.get_device_name()
@@ -126,28 +134,30 @@ class StepLog:
         read = (iteration - self.plan["start_iteration"]) * global_batch_size
         return round(read / self.plan["samples"], 6)
 
-    def _for_people(self, record: dict) -> str:
-        """Returns the step's line for the terminal."""
-        plan, iteration = self.plan, record["iteration"]
-        seconds = record["seconds"]
-        mean = self.seconds_a_step
-        self.seconds_a_step = seconds if mean is None else 0.95 * mean + 0.05 * seconds
-        remaining = (plan["last_iteration"] - iteration) * self.seconds_a_step
-        parts = [
-            f"step {iteration}/{plan['last_iteration']}",
-            f"phase {plan['phase']}",
-            f"loss {record['loss']:.4f}" if record["loss"] is not None else "loss -",
-            f"lr {record['learning_rate']:.3e}",
-            f"grad {record['grad_norm']:.3f}" if record["grad_norm"] is not None else "grad -",
-            f"{record['tokens_per_second']:,} tokens/s",
-        ]
-        if record["mfu"] is not None:
-            parts.append(f"MFU {record['mfu']:.1%}")
-        parts += [f"data {record['data_position']:.1%}", f"phase ends in {duration(remaining)}"]
-        if plan["run_iterations"]:
-            rest = (plan["run_iterations"] - iteration) * self.seconds_a_step
-            parts.append(f"run in {duration(rest)}")
-        return " | ".join(parts)
+
+def line_for_people(record: dict, plan: dict) -> str:
+    """Returns a step's line for the terminal; `plan` is the phase's plan."""
+    iteration, last = record["iteration"], plan["last_iteration"]
+    parts = [
+        f"step {iteration}/{last}",
+        f"phase {record['phase']}",
+        f"loss {_number(record['loss'], '.4f')}",
+        f"lr {record['learning_rate']:.3e}",
+        f"grad {_number(record['grad_norm'], '.3f')}",
+        f"{record['tokens_per_second']:,} tokens/s",
+        f"MFU {_number(record['mfu'], '.1%')}",
+        f"data {record['data_position']:.1%}",
+        f"phase ends in {duration((last - iteration) * record['mean_seconds'])}",
+    ]
+    if plan["run_iterations"]:
+        remaining = (plan["run_iterations"] - iteration) * record["mean_seconds"]
+        parts.append(f"run in {duration(remaining)}")
+    return " | ".join(parts)
+
+
+def _number(value: float | None, layout: str) -> str:
+    """Formats a number that may be missing."""
+    return "-" if value is None else format(value, layout)
 
 
 def _ends_with_newline(file: Any) -> bool:

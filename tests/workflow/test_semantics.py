@@ -1,10 +1,15 @@
 """What users rely on, shown with the real snakemake on the smoke run."""
 
+import json
+import os
+import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from scripts.common.files import read_json
 from tests.workflow.conftest import Checkout
@@ -57,11 +62,86 @@ def test_a_failed_conversion_leaves_no_shard(finished: Checkout) -> None:
     parquet.write_bytes(parquet.read_bytes()[:-100])
     output = finished.smoke("converted_phase1", succeeds=False)
     assert "part-00000.parquet" in output
-    assert not list(bin_file.parent.glob("phase1_part-00000*"))
+    assert not bin_file.exists()
 
 
-def test_stopping_phase_2_resumes_there_and_leaves_phase_1_alone(finished: Checkout) -> None:
-    for phase in range(2, 6):
-        (finished.path / STATE / f"phase{phase}.json").unlink()
-    # TODO
-    pytest.skip()
+def set_lengths(checkout: Checkout, **iterations: int) -> None:
+    """Gives phases (phase1=20 …) other lengths."""
+    path = checkout.path / "scripts/params/cpu_smoke/data.yaml"
+    data = yaml.safe_load(path.read_text())
+    for phase, count in iterations.items():
+        data["phases"][int(phase.removeprefix("phase")) - 1]["length"] = {"iterations": count}
+    path.write_text(yaml.safe_dump(data))
+
+
+def trained_iterations(checkout: Checkout) -> list[int]:
+    """Returns the iterations of the step log in the order in which they were trained."""
+    log = checkout.path / "smoke/artifacts/logs/smoke.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return [line["iteration"] for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_phase_resumes_and_leaves_the_phase_before_alone(
+    finished: Checkout, number: signal.Signals
+) -> None:
+    shutil.rmtree(finished.path / "smoke/artifacts")
+    set_lengths(finished, phase1=20, phase2=150)
+    finished.smoke("train_phase1")
+    first_marker = finished.path / STATE / "phase1.json"
+    second_marker = finished.path / STATE / "phase2.json"
+    untouched = first_marker.stat().st_mtime_ns
+
+    with subprocess.Popen(
+        finished.command("train_phase2", "--configfile", "profiles/smoke/config.yaml"),
+        cwd=finished.path,
+        env=finished.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        wait_for(lambda: len(trained_iterations(finished)) >= 30, process)
+        os.killpg(process.pid, number)
+        output = process.stdout.read()
+    assert process.returncode != 0, output
+    assert not second_marker.exists()
+    stopped = int((finished.path / TRACKER).read_text())
+    assert 30 <= stopped < 170
+
+    finished.smoke("train_phase2")
+    assert read_json(second_marker)["last_iteration"] == 170
+    assert first_marker.stat().st_mtime_ns == untouched
+    assert trained_iterations(finished) == list(range(1, 171))
+
+
+def test_operational_settings_make_nothing_run_again(finished: Checkout) -> None:
+    config = finished.path / "profiles/smoke/config.yaml"
+    settings = yaml.safe_load(config.read_text())
+    settings["runtime"] |= {"checkpoint_interval": 7, "micro_batch_size": 4, "convert_threads": 2}
+    config.write_text(yaml.safe_dump(settings))
+    assert finished.planned() == {}
+
+
+def test_a_changed_learning_rate_of_phase_4_concerns_phases_4_and_5_only(
+    finished: Checkout,
+) -> None:
+    path = finished.path / "scripts/params/cpu_smoke/hparams.yaml"
+    hparams = yaml.safe_load(path.read_text())
+    hparams["learning_rate"]["phases"][3] = [{"shape": "linear", "to": 1.0e-3}]
+    path.write_text(yaml.safe_dump(hparams))
+    assert finished.planned("train_all")["train"] == 2
+
+
+def test_fewer_gpus_than_the_run_needs_are_refused(finished: Checkout) -> None:
+    shutil.rmtree(finished.path / STATE)
+    output = finished.smoke(
+        "train_phase1",
+        "--resources",
+        "gpu=4",
+        "--config",
+        "runtime={gpus: 8}",
+        "--show-failed-logs",
+        succeeds=False,
+    )
+    assert "8" in output and "4 GPUs" in output
