@@ -55,11 +55,12 @@ class ParquetTexts:
         except (pa.ArrowException, OSError) as error:
             raise ParquetError(f"{path} is not a readable Parquet file: {error}") from error
         schema = self.file.schema_arrow
-        self._check(schema)
+        self._check_text(schema)
+        self._check_rank(schema)
         self.rows = self.file.metadata.num_rows
         self.has_rank = RANK_KEY in schema.names
 
-    def _check(self, schema: pa.Schema) -> None:
+    def _check_text(self, schema: pa.Schema) -> None:
         index = schema.get_field_index(self.text_key)
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
         if index < 0:
@@ -72,6 +73,11 @@ class ParquetTexts:
                 f"{self.path}: column {self.text_key!r} holds {schema.field(index).type}, "
                 f"not text; the file has: {columns}"
             )
+
+    def _check_rank(self, schema: pa.Schema) -> None:
+        kind = schema.field(RANK_KEY).type if RANK_KEY in schema.names else pa.float64()
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            raise ParquetError(f"{self.path}: column {RANK_KEY!r} holds {kind}, not numbers")
 
     def batches(self, batch_rows: int) -> Iterator[tuple[int, pa.Table]]:
         """Yields (first row, table of text and perhaps ranks), at most `batch_rows` rows each."""
