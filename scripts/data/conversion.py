@@ -1,7 +1,6 @@
 """One Parquet file to one Megatron shard: decode, tokenize and write, overlapped and in order."""
 
 import json
-import os.path
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -50,6 +49,8 @@ class Tokenization:
 
 def tokenization(tokenizer: TokenizerFolder, end_of_document: str, engine: str) -> Tokenization:
     """Chooses the engine: `auto` takes the fast one where it loads and agrees on the hard texts."""
+    if engine != "tokenizers":
+        tokenizer.load()
     reference = Tokenization(
         tokenizer, tokenizer.token_id(end_of_document), engine=tokenizer.reference
     )
@@ -229,8 +230,9 @@ def tokenize(how: Tokenization, source: ParquetTexts, first: int, table: pa.Tabl
         special_token_text=occurrences(how.tokenizer.special_tokens, documents.texts),
         audited=audited,
     )
+    dtype = how.tokenizer.dtype
     return Tokens(
-        spliced.astype(how.tokenizer.dtype, copy=False),
+        spliced.view(dtype) if dtype.itemsize == spliced.itemsize else spliced.astype(dtype),
         lengths.astype(np.int32),
         documents.ranks,
         counts,
@@ -239,10 +241,17 @@ def tokenize(how: Tokenization, source: ParquetTexts, first: int, table: pa.Tabl
 
 def occurrences(special_tokens: list[str], texts: list[str]) -> int:
     """Returns how often special tokens stand in texts."""
-    # One scan instead of one for each token: Qwen's all begin with "<|".
-    prefix = os.path.commonprefix(special_tokens)
-    suspects = [text for text in texts if prefix in text]
+    prefix = common_prefix(special_tokens)  # one scan, not one for each token: Qwen's is "<|",
+    last = prefix[-1:]  # and a quicker one before it, for a single character
+    suspects = [text for text in texts if last in text and prefix in text]
     return sum(text.count(token) for text in suspects for token in special_tokens)
+
+
+def common_prefix(texts: list[str]) -> str:
+    """Returns what all texts begin with."""
+    first, last = min(texts, default=""), max(texts, default="")
+    same = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return first[: next(same, len(first))]
 
 
 def file_state(path: Path) -> tuple[int, int, int]:

@@ -7,6 +7,7 @@ scale and nothing ever forks.
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -100,6 +101,13 @@ class TokenizerFolder:
         self.special_tokens_as_text = special_tokens_as_text
         self.sha256 = sha256(self.file)
 
+    def load(self) -> None:
+        """Loads both engines at once: each takes up to a second, and they need no lock."""
+        with ThreadPoolExecutor(1) as pool:
+            fast = pool.submit(lambda: self.fast)
+            self.reference  # noqa: B018
+            fast.exception()  # raised again, and handled, where the engine is chosen
+
     @cached_property
     def reference(self) -> TokenizersEngine:
         """The reference engine."""
@@ -111,14 +119,12 @@ class TokenizerFolder:
         return FastokensEngine(self.file, self.special_tokens_as_text)
 
     @cached_property
-    def vocabulary_size(self) -> int:
-        """The largest id, added tokens included, plus one."""
-        return max(self.reference.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-
-    @property
     def dtype(self) -> np.dtype:
         """The dtype of the stored ids."""
-        return token_dtype(self.vocabulary_size)
+        size = self.reference.tokenizer.get_vocab_size(with_added_tokens=True)
+        if token_dtype(size).itemsize < 4:  # make sure: there may be gaps between the ids
+            size = max(self.reference.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        return token_dtype(size)
 
     @cached_property
     def special_tokens(self) -> list[str]:
@@ -129,9 +135,9 @@ class TokenizerFolder:
     def token_id(self, token: str) -> int:
         """Returns the id of a token that is given by its text or, in digits, by its id."""
         if token.isdecimal():
-            if int(token) < self.vocabulary_size:
-                return int(token)
-            raise ValueError(f"there is no id {token} in {self.file}: {self.vocabulary_size} ids")
+            if self.reference.tokenizer.id_to_token(int(token)) is None:
+                raise ValueError(f"{self.file} has no id {token}")
+            return int(token)
         found = self.reference.tokenizer.token_to_id(token)
         if found is None:
             raise ValueError(
