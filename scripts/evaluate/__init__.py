@@ -1,0 +1,1 @@
+"""How good a model is: held-out loss and benchmarks."""

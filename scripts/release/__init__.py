@@ -1,0 +1,1 @@
+"""From a checkpoint to a model: average, export, verify, import, generate, serve."""

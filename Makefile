@@ -1,0 +1,51 @@
+# Everything runs in .venv, made from the pinned envs/requirements.txt.
+#   make smoke   the whole workflow on a tiny model, without a GPU
+#   make test    the test suite;  make lint  its style checks
+#   make docs    the parts of the documentation that are made from the program
+PYTHON ?= python3.12
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: smoke test lint format docs requirements clean
+
+smoke: $(VENV)/installed
+	$(BIN)/snakemake --profile profiles/smoke
+	$(BIN)/snakemake --profile profiles/smoke --report smoke/report.html
+	@$(BIN)/python -m scripts.report.summary --artifacts smoke/artifacts \
+	  --converted smoke/data/converted --train-name smoke --report smoke/report.html
+
+test: $(VENV)/installed
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/snakemake --lint
+	$(BIN)/snakemake --lint --profile profiles/smoke
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/snakefmt Snakefile rules
+
+docs: $(VENV)/installed
+	empty=$$(mktemp -d) && \
+	  $(BIN)/snakemake --directory $$empty --profile profiles/smoke --rulegraph mermaid-js \
+	  | $(BIN)/python -m scripts.report.workflow_graph README.md README.zh.md && rm -r $$empty
+
+$(VENV)/installed: envs/requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' || \
+	  { echo "Python 3.12 is needed and '$(PYTHON)' is not it: make PYTHON=/path/to/python3.12 …" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --requirement envs/requirements.txt
+	$(BIN)/pip install --quiet --no-deps --editable .
+	@touch $@
+
+requirements: $(VENV)/installed
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.12 --quiet \
+	  --no-emit-index-url --no-annotate --no-header --output-file envs/requirements.txt
+
+clean:
+	rm -rf smoke .snakemake

@@ -1,0 +1,32 @@
+# Pre-trains Kaiyuan-2B: Parquet -> .bin/.idx shards -> five phases -> verified model -> report.
+# Targets: converted_all, converted_phase1 …, train_phase1 …, train_all, export, report; all by default.
+# README.md says how to use it, docs/ what each stage does; config.yaml holds the settings.
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: f"{workflow.basedir}/config.yaml"
+
+
+report: "docs/report/workflow.rst"
+
+
+include: "rules/common.smk"
+include: "rules/data.smk"
+include: "rules/train.smk"
+include: "rules/release.smk"
+include: "rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        rules.train_all.input,
+        rules.export.input,
+        rules.report.input,
+    localrule: True
+
+
+onstart:
+    tune_scheduler()

@@ -1,0 +1,205 @@
+"""The phase as Megatron's training loop sees it: one data set, whatever its number of shards.
+
+`build_datasets` is for a data set provider of Megatron. It opens an index (phase_index.py) and
+returns data sets whose sample i is always the same one: Megatron's sampler hands out samples in
+ascending order, global batch by global batch, so the samples of an iteration depend neither on the
+number of data-parallel ranks nor on where a run was resumed.
+
+    train, valid, test = build_datasets(
+        Path("data/converted/megatron_phase3.index.json"), train_samples=1000, valid_samples=64
+    )
+
+The classes are Megatron's GPTDataset (masks, positions, labels) over a low-level data set that
+reads from many shards, with the order, the samples and their shuffle taken from the index instead
+of being built.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+from megatron.core.datasets.utils import Split
+
+from scripts.data.phase_manifest import Manifest
+from scripts.data.phase_reader import PhaseIndex, read_index
+
+# An open shard costs 3 file handles and 2 memory maps; a process has 1,024 handles by default.
+OPEN_SHARDS = 128
+
+
+class ShardedDataset:
+    """All shards of a phase as one low-level data set: documents are numbered through.
+
+    Offers what Megatron's GPTDataset asks of an IndexedDataset. Shards are opened when they are
+    first read, by Megatron's reader; at most `open_shards` stay open.
+
+    Args:
+        index: an open phase index.
+        open_shards: how many shards may be open at a time.
+    """
+
+    def __init__(self, index: PhaseIndex, open_shards: int = OPEN_SHARDS) -> None:
+        self.index = index
+        self.open_shards = open_shards
+        self._first = index.manifest.first_documents
+        self._open = lru_cache(open_shards)(lambda shard: open_shard(index.manifest, shard))
+
+    def __getstate__(self) -> tuple[PhaseIndex, int]:
+        return self.index, self.open_shards
+
+    def __setstate__(self, state: tuple[PhaseIndex, int]) -> None:
+        self.__init__(*state)
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    @property
+    def sequence_lengths(self) -> np.ndarray:
+        """Tokens of each document, int32 [documents]."""
+        return self.index.lengths
+
+    def get(self, document: int, offset: int = 0, length: int | None = None) -> np.ndarray:
+        """Returns tokens of a document, from `offset` on; all that remain without `length`.
+
+        A copy: Megatron's reader unmaps the file when it is closed, whoever still looks at it.
+        """
+        shard = int(np.searchsorted(self._first, document, side="right")) - 1
+        return self._open(shard).get(int(document - self._first[shard]), offset, length).copy()
+
+    def __getitem__(self, document: int) -> np.ndarray:
+        return self.get(document)
+
+
+def open_shard(manifest: Manifest, shard: int) -> IndexedDataset:
+    """Opens a shard with Megatron's reader.
+
+    Raises:
+        ValueError: a file is missing, or not the one that the manifest was made of.
+    """
+    prefix = manifest.prefixes[shard]
+    for suffix in ("bin", "idx"):
+        path, stated = Path(f"{prefix}.{suffix}"), manifest.table[f"{suffix}_bytes"][shard].as_py()
+        if not path.is_file() or path.stat().st_size != stated:
+            raise ValueError(
+                f"{path} is missing or has not the {stated} bytes of {manifest.path}: convert this "
+                "shard again, or make the manifest and the index of this phase anew"
+            )
+    return IndexedDataset(prefix)
+
+
+@dataclass(frozen=True)
+class EndOfDocument:
+    """All that GPTDataset asks of a tokenizer; the index knows it.
+
+    There is no padding token: Qwen's is also its end-of-document token, whose loss Megatron would
+    leave out.
+    """
+
+    eod: int
+    vocab_size: int | None = None
+    unique_identifiers: dict = field(default_factory=dict)
+
+
+class PhaseDataset(GPTDataset):
+    """Megatron's GPTDataset of one split of a phase, in the index's order.
+
+    The validation split is read again from its beginning after every `cycle` samples, so that each
+    evaluation sees the same ones.
+
+    Args:
+        index: an open phase index.
+        split: Split.train or Split.valid.
+        config: Megatron's.
+        num_samples: how many samples will be asked for.
+        cycle: samples after which the data repeat; None: never.
+    """
+
+    def __init__(
+        self,
+        index: PhaseIndex,
+        split: Split,
+        config: GPTDatasetConfig,
+        num_samples: int,
+        cycle: int | None = None,
+    ) -> None:
+        self.phase_index = index
+        self.cycle = cycle
+        documents = index.documents(split.name)
+        super().__init__(
+            ShardedDataset(index), str(index.path), documents, num_samples, split, config
+        )
+
+    def _build_document_sample_shuffle_indices(
+        self,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | range]:
+        split = self.index_split.name
+        return (
+            self.phase_index.documents(split),
+            self.phase_index.samples(split),
+            self.phase_index.sample_order(split),
+        )
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
+        if idx is not None and self.cycle is not None:
+            idx %= self.cycle
+        return super().__getitem__(idx)
+
+
+def build_datasets(
+    index_path: Path,
+    train_samples: int,
+    valid_samples: int = 0,
+    samples_per_evaluation: int | None = None,
+    *,
+    reset_position_ids: bool = False,
+    reset_attention_mask: bool = False,
+    eod_mask_loss: bool = False,
+    inter_document_masking: bool = False,
+    create_attention_mask: bool = False,
+) -> tuple[PhaseDataset, PhaseDataset | None, None]:
+    """Returns the training, validation and test data sets of a phase.
+
+    Args:
+        index_path: the index's JSON file.
+        train_samples: samples that the phase trains on, from the phase's beginning.
+        valid_samples: samples of all evaluations of the run together; 0: no validation.
+        samples_per_evaluation: samples of one evaluation (evaluation iterations × batch); each
+            evaluation then reads the same ones.
+        reset_position_ids, reset_attention_mask, eod_mask_loss, inter_document_masking,
+            create_attention_mask: as GPTDatasetConfig's.
+
+    Raises:
+        ValueError: the index is stale, or the phase is shorter than `train_samples`.
+    """
+    index = read_index(index_path)
+    available = index.facts["train"]["samples"]
+    if train_samples > available:
+        raise ValueError(
+            f"phase {index.manifest.phase} is to train on {train_samples} samples, one pass over "
+            f"its data holds {available}: shorten its `length` in data.yaml, or add data"
+        )
+    config = GPTDatasetConfig(
+        random_seed=index.facts["seed"],
+        sequence_length=index.facts["sequence_length"],
+        blend=([str(index.path)], None),
+        split="1,0,0",
+        tokenizer=EndOfDocument(index.manifest.common["end_of_document_id"]),
+        reset_position_ids=reset_position_ids,
+        reset_attention_mask=reset_attention_mask,
+        eod_mask_loss=eod_mask_loss,
+        inter_document_masking=inter_document_masking,
+        create_attention_mask=create_attention_mask and not inter_document_masking,
+    )
+    train = PhaseDataset(index, Split.train, config, train_samples)
+    held_out = index.facts["valid"]["samples"]
+    if not valid_samples or not held_out:
+        return train, None, None
+    cycle = min(samples_per_evaluation or held_out, held_out)
+    return train, PhaseDataset(index, Split.valid, config, valid_samples, cycle), None

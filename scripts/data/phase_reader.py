@@ -1,0 +1,93 @@
+"""Opens a phase's index: what phase_index.py has written, memory-mapped.
+
+Imports neither Megatron nor PyTorch: whoever asks for a fact about a phase need not wait for them.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scripts.common.files import read_json
+from scripts.data.phase_manifest import Manifest, read_manifest
+
+FORMAT_VERSION = 1
+SPLITS = ("train", "valid")
+
+
+@dataclass(frozen=True)
+class PhaseIndex:
+    """An index on the disk; its arrays are memory-mapped when they are first asked for.
+
+    Attributes:
+        path: the JSON file.
+        facts: its content.
+        manifest: the shards that the index was built for.
+    """
+
+    path: Path
+    facts: dict[str, Any]
+    manifest: Manifest
+
+    def array(self, name: str) -> np.ndarray:
+        """Returns the array of that name, memory-mapped and read-only."""
+        return np.load(self.path.parent / self.facts["folder"] / f"{name}.npy", mmap_mode="r")
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document, as stored: int32 [documents]."""
+        return self.array("lengths")
+
+    @cached_property
+    def _documents(self) -> np.ndarray:
+        return self.array("documents")
+
+    def documents(self, split: str) -> np.ndarray:
+        """Documents of a split in order: int32 [documents of the split]."""
+        return self._documents[self._slice(split)]
+
+    def ranks(self, split: str) -> np.ndarray | None:
+        """Ranks of `documents(split)`: float64, or None where the order is not `rank`."""
+        return self.array("ranks")[self._slice(split)] if self.facts["order"] == "rank" else None
+
+    def samples(self, split: str) -> np.ndarray:
+        """Where a split's samples begin (position, token), and the end: [samples + 1, 2]."""
+        return self.array(f"{split}_samples")
+
+    def sample_order(self, split: str) -> np.ndarray | range:
+        """The order in which a split's samples are read: integers [samples]."""
+        if split == "train" and self.facts["order"] == "shuffled":
+            return self.array("train_shuffle")
+        return range(self.facts[split]["samples"])
+
+    def _slice(self, split: str) -> slice:
+        train = self.facts["train"]["documents"]
+        return slice(0, train) if split == "train" else slice(train, None)
+
+
+def read_index(path: Path) -> PhaseIndex:
+    """Opens an index and its manifest.
+
+    Raises:
+        ValueError: a file is missing, of another version, or the shards have changed since.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: make the index of this phase first")
+    facts = read_json(path)
+    if facts.get("format_version") != FORMAT_VERSION:
+        raise ValueError(f"{path} is not a phase index of version {FORMAT_VERSION}: make it anew")
+    manifest = read_manifest(path.parent / facts["manifest"]["file"])
+    if manifest.digest != facts["manifest"]["digest"]:
+        raise ValueError(
+            f"the shards of phase {manifest.phase} have changed since {path} was made "
+            f"(manifest {manifest.digest[:16]}, then {facts['manifest']['digest'][:16]}): "
+            "make the index anew"
+        )
+    for name, file in facts["files"].items():
+        array = path.parent / facts["folder"] / name
+        if not array.is_file() or array.stat().st_size != file["bytes"]:
+            raise ValueError(f"{array} is missing or incomplete: make the index anew")
+    return PhaseIndex(path, facts, manifest)

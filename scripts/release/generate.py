@@ -1,0 +1,94 @@
+"""Continues prompts with an exported model, for eyes: greedy, so that models can be compared.
+
+    python scripts/release/generate.py --export MODEL_DIR --prompts PROMPTS --output FILE.json
+
+PROMPTS is a text file with one prompt a line, or a JSON list of strings (for prompts of several
+lines). scripts/release/prompts.json is one. Runs on a GPU if there is one.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from scripts.common.files import read_json, write_json
+from scripts.release.checkpoint import CheckpointError
+from scripts.release.export import read_export
+
+PROMPTS = Path(__file__).with_name("prompts.json")
+
+
+class PromptsError(ValueError):
+    """A file of prompts cannot be used; the message says why."""
+
+
+def read_prompts(file: Path) -> list[str]:
+    """Reads prompts: a JSON list of strings if the name ends with .json, else one a line."""
+    if not file.is_file():
+        raise PromptsError(f"{file} does not exist")
+    prompts = read_json(file) if file.suffix == ".json" else file.read_text("utf-8").splitlines()
+    if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
+        raise PromptsError(f"{file} is not a JSON list of strings")
+    prompts = [prompt for prompt in prompts if prompt.strip()]
+    if not prompts:
+        raise PromptsError(f"{file} holds no prompt")
+    return prompts
+
+
+def generate(export: Path, prompts: list[str], max_new_tokens: int) -> list[dict[str, Any]]:
+    """Continues each prompt greedily.
+
+    Returns:
+        For each prompt: prompt, continuation, tokens (how many were generated) and
+        finished (whether the model ended the document itself).
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokenizer = AutoTokenizer.from_pretrained(export)
+    model = AutoModelForCausalLM.from_pretrained(export, dtype="auto").to(device).eval()
+    end_id = model.generation_config.eos_token_id
+    continuations = []
+    for prompt in tqdm(prompts, unit="prompt", desc="generate", disable=None):
+        inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).to(device)
+        output = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
+        new_ids = output[0, inputs["input_ids"].shape[1] :].tolist()
+        continuations.append(
+            {
+                "prompt": prompt,
+                "continuation": tokenizer.decode(new_ids, skip_special_tokens=True),
+                "tokens": len(new_ids),
+                "finished": new_ids[-1:] == [end_id],
+            }
+        )
+    return continuations
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--export", type=Path, required=True, help="folder made by export.py")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="default: %(default)s")
+    parser.add_argument("--output", type=Path, required=True, help="continuations, JSON")
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="default: %(default)s")
+    arguments = parser.parse_args(argv)
+    try:
+        provenance = read_export(arguments.export)
+        prompts = read_prompts(arguments.prompts)
+    except (CheckpointError, PromptsError, ValueError) as error:
+        sys.exit(f"generate: {error}")
+    result = {
+        "checkpoint": provenance["checkpoint"],
+        "iteration": provenance["iteration"],
+        "max_new_tokens": arguments.max_new_tokens,
+        "continuations": generate(arguments.export, prompts, arguments.max_new_tokens),
+    }
+    write_json(arguments.output, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Megatron's command line, from the recipe (what a run is) and the runtime (how it is run).
+
+Whatever is not settled here, a user can give as extra arguments, which come last.
+"""
+
+import importlib.util
+import os
+import shlex
+
+from scripts.train.phases import Plan
+from scripts.train.run import Run
+
+# What Megatron cannot do without CUDA kernels.
+CPU_ARGUMENTS = shlex.split(
+    "--transformer-impl local --distributed-backend gloo --use-cpu-initialization "
+    "--no-masked-softmax-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion "
+    "--no-gradient-accumulation-fusion --no-persist-layer-norm --disable-jit-fuser --num-workers 0"
+)
+
+# Overlap, and optimizer states sharded over the GPUs so that their number may change.
+GPU_ARGUMENTS = shlex.split(
+    "--distributed-backend nccl --use-distributed-optimizer --overlap-grad-reduce "
+    "--overlap-param-gather --dist-ckpt-optim-fully-reshardable --ckpt-fully-parallel-load "
+    "--no-gradient-accumulation-fusion --log-throughput"
+)
+
+# The rate is scripts/train/schedule.py's. Megatron's own must be the same in all phases, since it
+# keys the optimizer's parameter groups by it.
+COMMON_ARGUMENTS = shlex.split(
+    "--lr 1 --min-lr 1 --lr-decay-style constant --weight-decay-incr-style constant "
+    "--tokenizer-type NullTokenizer --attention-dropout 0 --hidden-dropout 0 "
+    "--dataloader-type single --ckpt-format torch_dist --dist-ckpt-strictness raise_all "
+    "--verify-integrity --exit-signal-handler --no-one-logger --no-check-for-nan-in-loss-and-grad "
+    "--rerun-mode disabled --log-interval 100"
+)
+
+PRECISIONS = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": []}
+
+
+def flags(settings: dict) -> list[str]:
+    """Spells settings whose keys are Megatron's argument names; false and None are left out."""
+    result = []
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            result.append(flag)
+        elif isinstance(value, list):
+            result += [flag, *map(str, value)] if value else []
+        elif value is not False and value is not None:
+            result += [flag, str(value)]
+    return result
+
+
+def megatron_arguments(recipe: dict, runtime: dict, plan: Plan, run: Run) -> list[str]:
+    """Returns the arguments of scripts/train/pretrain.py that are Megatron's own."""
+    hparams = recipe["hparams"]
+    on_gpus = runtime["gpus"] > 0
+    return [
+        *COMMON_ARGUMENTS,
+        *(GPU_ARGUMENTS if on_gpus else CPU_ARGUMENTS),
+        *flags(recipe["model"]),
+        *flags({"vocab_size": recipe["model"]["padded_vocab_size"]}),
+        *flags(hparams["optimizer"]),
+        *PRECISIONS[hparams["precision"]],
+        *_training(hparams, runtime, plan),
+        *_masks(plan),
+        *_records(runtime, run),
+        *(_gpu_implementation(runtime) if on_gpus else []),
+        *shlex.split(runtime.get("extra_arguments", "")),
+        *shlex.split(os.environ.get("EXTRA_ARGS", "")),
+    ]
+
+
+def _training(hparams: dict, runtime: dict, plan: Plan) -> list[str]:
+    """Returns the arguments that say what is trained, how far, and in which batches."""
+    return flags(
+        {
+            "seq_length": hparams["sequence_length"],
+            "global_batch_size": hparams["global_batch_size"],
+            "micro_batch_size": runtime["micro_batch_size"],
+            "seed": hparams["seed"],
+            "init_method_std": hparams["init_method_std"],
+            "train_samples": plan.last_iteration * hparams["global_batch_size"],
+            "phase_transition_iterations": ",".join(map(str, plan.transitions)) or None,
+            "eval_interval": hparams["validation"]["interval"],
+            "eval_iters": plan.validation_iterations,
+            "tensor_model_parallel_size": runtime.get("tensor_parallel", 1),
+            "pipeline_model_parallel_size": runtime.get("pipeline_parallel", 1),
+            "iterations_to_skip": runtime.get("skip_iterations", []),
+        }
+    )
+
+
+def _masks(plan: Plan) -> list[str]:
+    """Returns the arguments that say what a token sees; a full mask only where one is needed."""
+    needs_mask = plan.masks["reset_attention_mask"]
+    return flags(plan.masks | {"no_create_attention_mask_in_dataloader": not needs_mask})
+
+
+def _records(runtime: dict, run: Run) -> list[str]:
+    """Returns the arguments that say what is written where and when."""
+    settings = {
+        "save": run.checkpoints,
+        "load": run.checkpoints,
+        "save_interval": runtime["checkpoint_interval"],
+        "tensorboard_dir": run.tensorboard,
+    }
+    if runtime.get("wandb_project"):
+        settings |= {
+            "wandb_project": runtime["wandb_project"],
+            "wandb_exp_name": run.name,
+            "wandb_save_dir": run.logs,
+        }
+    return flags(settings)
+
+
+def _gpu_implementation(runtime: dict) -> list[str]:
+    """Chooses Transformer Engine's layers where it is installed, and torch's otherwise."""
+    saves = ["--async-save", "--async-strategy", "mcore"] if runtime.get("async_save", True) else []
+    if importlib.util.find_spec("transformer_engine"):
+        return [*saves, "--transformer-impl", "transformer_engine", "--attention-backend", "fused"]
+    return [*saves, "--transformer-impl", "local", "--cross-entropy-loss-fusion"]

@@ -1,0 +1,59 @@
+"""One rank of a training run: Megatron's own loop with this project's data, schedule and records.
+
+    torchrun --nproc-per-node 8 -m scripts.train.pretrain --plan PLAN.json MEGATRON_ARGUMENT …
+
+scripts/train/launch.py writes the plan (phases.py), builds the arguments (arguments.py) and starts
+one of these a GPU, or a single one on a machine without a GPU. It exits with 0 after the save that
+a signal or the end of the phase asked for, with 17 after a loss that is not a number.
+"""
+
+import argparse
+import fcntl
+import os
+import sys
+from pathlib import Path
+
+from scripts.common.files import read_json, write_json
+
+
+def read_plan() -> dict:
+    """Reads the plan named on the command line; Megatron's own arguments are left alone."""
+    parser = argparse.ArgumentParser(description=__doc__, add_help=False)
+    parser.add_argument("--plan", type=Path, required=True)
+    return read_json(parser.parse_known_args()[0].plan)
+
+
+def hold_shared_lock(path: Path) -> int:
+    """Shows launchers, for as long as this process lives, that a rank of this run is alive."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def main() -> None:
+    """Runs the rank; leaves the reason of an unusual exit where the launcher reads it."""
+    plan = read_plan()
+    hold_shared_lock(Path(plan["ranks_lock"]))
+    if not plan["wandb"]:
+        sys.modules["wandb"] = None  # Megatron imports it where it is installed: 2 s of each start
+    if plan["gpus"] == 0:
+        from scripts.train import cpu
+
+        cpu.install()
+
+    from scripts.train import loop  # Megatron looks for a CUDA device as it is imported
+
+    try:
+        loop.run(plan)
+    except loop.TrainingError as failure:
+        write_json(Path(plan["failure"]), failure.record)
+        print(failure, file=sys.stderr)
+        sys.exit(failure.record["exit_code"])
+    except SystemExit as exit_:
+        if exit_.code:  # Megatron's 16 and 17, which torchrun would turn into 1
+            write_json(Path(plan["failure"]), {"exit_code": exit_.code})
+        raise
+
+
+if __name__ == "__main__":
+    main()

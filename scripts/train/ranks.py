@@ -1,0 +1,111 @@
+"""The processes that train: started in a session of their own, stopped by one SIGTERM each.
+
+A terminal's Ctrl-C and hang-up, Slurm's signals and Snakemake's end reach the launcher's process
+group. The ranks are not in it: the launcher alone asks them to stop, once, and a save is never
+broken by a second signal. The helpers that a rank forks (writers of a checkpoint, readers of data)
+get no signal at all.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+MODULE = "scripts.train.pretrain"
+REPOSITORY = Path(__file__).resolve().parents[2]
+# torchrun kills its ranks so many seconds after it wants them to end; a save takes longer than 30.
+SHUTDOWN_TIMEOUT = 3600
+
+
+class Ranks:
+    """All ranks of this node, under torchrun or, on a machine without GPUs, as one process."""
+
+    def __init__(self, arguments: list[str], runtime: dict, log: IO[bytes]) -> None:
+        command = rank_command(runtime)
+        self.alone = command == [sys.executable]
+        self.signalled: set[int] = set()
+        self.process = subprocess.Popen(
+            [*command, "-m", MODULE, *arguments],
+            env=os.environ | rank_environment(runtime, self.alone),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def stop(self) -> None:
+        """Asks each rank that was not asked before to save and leave."""
+        for rank in self.members():
+            if rank.pid not in self.signalled:
+                self.signalled.add(rank.pid)
+                rank.send_signal(signal.SIGTERM)
+
+    def members(self) -> list[psutil.Process]:
+        """Returns the rank processes of this node that are alive."""
+        try:
+            process = psutil.Process(self.process.pid)
+            return [process] if self.alone else process.children()
+        except psutil.NoSuchProcess:
+            return []
+
+    def wait(self, seconds: float) -> int | None:
+        """Waits for the end of all ranks; returns the exit code, None while they are alive."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """Ends all processes of the ranks at once; nothing is saved."""
+        for process in [*self.members(), psutil.Process(self.process.pid)]:
+            process.kill()
+
+
+def rank_command(runtime: dict) -> list[str]:
+    """Returns the command that starts this node's ranks.
+
+    Of several nodes, the first one's address comes from MASTER_ADDR (and MASTER_PORT), this one's
+    number from NODE_RANK or Slurm's SLURM_NODEID.
+    """
+    nodes, ranks = runtime.get("nodes", 1), runtime["gpus"] or runtime.get("cpu_ranks", 1)
+    if nodes == 1 and ranks == 1:
+        return [sys.executable]
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    if nodes == 1:
+        return [*command, "--standalone"]
+    return [
+        *command,
+        f"--nnodes={nodes}",
+        f"--node-rank={node_rank()}",
+        f"--master-addr={os.environ['MASTER_ADDR']}",
+        f"--master-port={os.environ.get('MASTER_PORT', '29500')}",
+    ]
+
+
+def rank_environment(runtime: dict, alone: bool) -> dict[str, str]:
+    """Returns the variables that ranks need beside those of the launcher."""
+    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_TIMEOUT),
+    }
+    if runtime["gpus"] == 0:
+        variables["TORCHDYNAMO_DISABLE"] = "1"
+    else:  # Megatron overlaps tensor-parallel communication only so
+        variables["CUDA_DEVICE_MAX_CONNECTIONS"] = os.environ.get(
+            "CUDA_DEVICE_MAX_CONNECTIONS", "1"
+        )
+    if alone:  # what torchrun would say; with port 0 the system chooses a free one
+        variables |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    return variables
+
+
+def node_rank() -> int:
+    """Returns this node's number, 0 for the first or only one."""
+    return int(os.environ.get("NODE_RANK", os.environ.get("SLURM_NODEID", "0")))
