@@ -148,7 +148,8 @@ def test_ids_that_do_not_fit_uint16_are_stored_as_int32(
     (tmp_path / "gap/tokenizer.json").write_text(json.dumps(definition))
     prefix = convert(parquet(["a"]), "--tokenizer-model", str(tmp_path / "gap"))
     assert sidecar(prefix)["dtype"] == "int32"
-    assert IndexedDataset(str(prefix))[0].tolist() == [70_000, END]
+    dataset = IndexedDataset(str(prefix))
+    assert dataset[0].tolist() == [70_000, END]
 
 
 def test_a_document_of_a_hundred_megabytes(smoke_shard, convert, parquet):
