@@ -15,7 +15,7 @@ import pyarrow as pa
 from scripts.common import files
 from scripts.data.engines import Engine, EngineError, TokenizerFolder
 from scripts.data.exactness import Inexact, audit, check, hard_texts
-from scripts.data.megatron_format import LONGEST_DOCUMENT, write_index
+from scripts.data.megatron_format import LONGEST_DOCUMENT, index_bytes
 from scripts.data.parquet_text import ParquetTexts
 from scripts.data.shard_files import ShardFiles, writing
 
@@ -151,7 +151,8 @@ def write_shard(
         raise ValueError(f"{path} changed while it was read; run again when it is complete")
 
     dtype = how.tokenizer.dtype
-    write_index(shard.idx, np.concatenate([np.empty(0, np.int32), *lengths]), dtype)
+    index = index_bytes(np.concatenate([np.empty(0, np.int32), *lengths]), dtype)
+    shard.idx.write_bytes(index)
     sidecar = {
         "recipe": settings.recipe,
         "source": {
@@ -173,7 +174,7 @@ def write_shard(
         "audited": counts["audited"],
         "dtype": dtype.name,
         "bin": {"bytes": shard.bin.stat().st_size, "sha256": digest.hexdigest()},
-        "idx": {"bytes": shard.idx.stat().st_size, "sha256": files.sha256(shard.idx)},
+        "idx": {"bytes": len(index), "sha256": sha256(index).hexdigest()},
         "rank": write_ranks(shard.ranks, ranks) if source.has_rank else None,
         "seconds": round(time.monotonic() - started, 3),
     }

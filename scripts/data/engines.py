@@ -92,7 +92,7 @@ class FastokensEngine:
 class TokenizerFolder:
     """A tokenizer on the disk: its engines and its vocabulary."""
 
-    def __init__(self, folder: Path, special_tokens_as_text: bool) -> None:
+    def __init__(self, folder: Path, special_tokens_as_text: bool = True) -> None:
         self.file = Path(folder) / "tokenizer.json"
         if not self.file.is_file():
             raise ValueError(
@@ -119,11 +119,16 @@ class TokenizerFolder:
         return FastokensEngine(self.file, self.special_tokens_as_text)
 
     @cached_property
+    def vocabulary_size(self) -> int:
+        """The largest id, added tokens included, plus one."""
+        return max(self.reference.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
     def dtype(self) -> np.dtype:
         """The dtype of the stored ids."""
         size = self.reference.tokenizer.get_vocab_size(with_added_tokens=True)
         if token_dtype(size).itemsize < 4:  # make sure: there may be gaps between the ids
-            size = max(self.reference.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+            size = self.vocabulary_size
         return token_dtype(size)
 
     @cached_property

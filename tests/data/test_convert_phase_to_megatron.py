@@ -269,7 +269,7 @@ class TestCrashes:
         assert done.returncode == -signal.SIGKILL
 
     @pytest.mark.parametrize(
-        "place", ["scripts.data.conversion.write_index", "scripts.data.shard_files.sync"]
+        "place", ["scripts.data.conversion.index_bytes", "scripts.data.shard_files.sync"]
     )
     def test_kill_leaves_no_shard_and_the_next_run_no_litter(
         self, command, convert, parquet, tmp_path, place
