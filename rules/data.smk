@@ -4,6 +4,7 @@
 # Scripts: scripts/data. Every Parquet file becomes one shard (.bin, .idx, .json), which is a target of
 # its own; lists of shards leave out what is finished (scripts/data/shards.py says what that is).
 from scripts.data.shards import configured_phase, configured_recipe
+from scripts.report.pending import conversion_in_words, training_in_words
 
 RECIPE = config["recipe"]
 TOKENIZER_FILES = [
@@ -29,6 +30,7 @@ def stale_shards(phase):
         stale = phase_files(phase).stale_shards(configured_recipe(config))
     except FileNotFoundError as error:
         raise WorkflowError(str(error))
+    say(conversion_in_words(phase_files(phase), stale))
     files = [file for shard in stale for file in phase_files(phase).files(shard)]
     workflow.dag.forcefiles.update(files)
     return files
