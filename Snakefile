@@ -33,3 +33,12 @@ rule all:
 
 onstart:
     tune_scheduler()
+    tell("start")
+
+
+onsuccess:
+    tell("success")
+
+
+onerror:
+    tell("failure", log)

@@ -57,6 +57,13 @@ wildcard_constraints:
     shard=r"[^/]+",
 
 
+@cache
+def say(line):
+    """Says what is pending once, in people's words; the processes of single jobs are silent."""
+    if line and workflow.is_main_process:
+        print(line, file=sys.stderr)
+
+
 def tune_scheduler():
     """Takes the fast scheduler where no profile did: the default falls to one job a second at 20,000."""
     scheduler = workflow.scheduler

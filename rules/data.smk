@@ -4,6 +4,7 @@
 # Scripts: scripts/data. Every Parquet file becomes one shard (.bin, .idx, .json), which is a target of
 # its own; lists of shards leave out what is finished (scripts/data/shards.py says what that is).
 from scripts.data.shards import configured_phase, configured_recipe
+from scripts.report.pending import conversion_in_words, training_in_words
 
 RECIPE = config["recipe"]
 TOKENIZER_FACTS = f"{CONVERTED}/tokenizer.json"
@@ -56,6 +57,7 @@ def stale_shards(phase):
         stale = files.stale_shards(configured_recipe(config))
     except (FileNotFoundError, ValueError) as error:
         raise WorkflowError(str(error))
+    say(conversion_in_words(files, stale))
     outputs = [file for shard in stale for file in files.files(shard)]
     remove_links_to_nothing(outputs)
     if not workflow.touch:

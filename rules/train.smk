@@ -3,6 +3,9 @@
 # Settings: runtime.*, scripts/params/<model>. Scripts: scripts/train. A phase's only output is its
 # marker, which the launcher writes when the last iteration is reached; checkpoints are no outputs,
 # since Snakemake deletes the outputs of jobs that fail.
+from scripts.train.run import Run
+
+RUN = Run(config["train_name"], Path(ARTIFACTS))
 RUNTIME = canonical_json(config["runtime"])
 MARKER = f"{ARTIFACTS}/run_state/{config['train_name']}/phase{{phase}}.json"
 
@@ -24,6 +27,7 @@ def train_input(wildcards):
     before = [MARKER.format(phase=phase - 1)] if phase > 1 else []
     if is_trained(phase, phase_recipe(PARAMETERS, phase)):
         return before
+    say(training_in_words(RUN, phase))
     return [*before, INDEX.format(phase=phase)]
 
 

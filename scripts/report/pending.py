@@ -181,3 +181,29 @@ def as_json(work: PhaseWork) -> dict[str, Any]:
             "estimated": work.estimated,
         },
     }
+
+
+def conversion_in_words(files: Phase, stale: dict[str, str], examples: int = 3) -> str:
+    """Returns what is to be converted of a phase and why, in one line; "" if nothing is."""
+    if not stale:
+        return ""
+    absent = [shard for shard, why in stale.items() if not Path(files.file(shard, "bin")).exists()]
+    again = {shard: why for shard, why in stale.items() if shard not in set(absent)}
+    line = f"phase {files.number}: {len(stale):,} of {len(files.shards):,} shards to convert"
+    if again:
+        shown = "; ".join(f"{shard} ({why})" for shard, why in list(again.items())[:examples])
+        more = f" and {len(again) - examples:,} more" if len(again) > examples else ""
+        line += f", of which again: {shown}{more}"
+    return line
+
+
+def training_in_words(run: Run, phase: int) -> str:
+    """Returns where the training of a phase that is not complete begins, in one line."""
+    line = f"phase {phase}: to train"
+    if run.marker(phase).exists():
+        return f"{line} again, since its settings have changed"
+    if phase > 1 and not run.marker(phase - 1).exists():
+        return f"{line} after phase {phase - 1}"
+    start = read_json(run.marker(phase - 1))["last_iteration"] if phase > 1 else 0
+    tracked = tracked_iteration(run.checkpoints) or 0
+    return f"{line} on from iteration {tracked:,}" if tracked > start else f"{line} from its start"

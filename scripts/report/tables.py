@@ -66,15 +66,20 @@ def data_rows(indices: list[PhaseIndex]) -> Rows:
 
 
 def conversion_rows(indices: list[PhaseIndex]) -> Rows:
-    """Returns what conversion met in each phase that a person should know of."""
+    """Returns what conversion met in each phase that a person should know of.
+
+    Shards that were removed after training are left out.
+    """
     rows = []
     for index in indices:
-        sidecars = [read_json(Path(f"{prefix}.json")) for prefix in index.manifest.prefixes]
+        paths = (Path(f"{prefix}.json") for prefix in index.manifest.prefixes)
+        sidecars = [read_json(path) for path in paths if path.exists()]
         seconds = sum(sidecar["seconds"] for sidecar in sidecars)
         read = sum(sidecar["source"]["bytes"] for sidecar in sidecars)
         rows.append(
             {
                 "phase": str(index.manifest.phase),
+                "shards": f"{len(sidecars):,}",
                 "rows": total(sidecar["rows"] for sidecar in sidecars),
                 "skipped: null": total(sidecar["skipped"]["null"] for sidecar in sidecars),
                 "skipped: empty": total(sidecar["skipped"]["empty"] for sidecar in sidecars),
