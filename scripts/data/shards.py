@@ -149,6 +149,26 @@ class Phase:
         """Returns the names of the phase's shards in order."""
         return list(self.sources)
 
+    def missing_parquet(self) -> list[str]:
+        """Returns the Parquet files that the source table lists and that are not there whole."""
+        there = _listing(self.raw_folder, (SUFFIX,))
+        return [
+            self.raw(shard)
+            for shard, listed in self.sources.items()
+            if listed and there.get(f"{shard}{SUFFIX}", [0, -1])[1] != listed.bytes
+        ]
+
+    def drop_converted_parquet(self) -> None:
+        """Deletes the Parquet files of finished shards that can be downloaded again.
+
+        Snakemake drops each file itself once it is converted; this is for what is left where it
+        was killed between the two.
+        """
+        unfinished = self.stale_shards(recipe={})
+        for shard, listed in self.sources.items():
+            if listed and listed.sha256 and shard not in unfinished:
+                Path(self.raw(shard)).unlink(missing_ok=True)
+
     def newer_shards(self, time_ns: int) -> list[str]:
         """Returns the index files that were written after a time (ns since the epoch)."""
         written = _listing(self.folder, (".idx",))
