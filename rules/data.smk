@@ -4,7 +4,7 @@
 # Scripts: scripts/data. Every Parquet file becomes one shard (.bin, .idx, .json), which is a target of
 # its own; lists of shards leave out what is finished (scripts/data/shards.py says what that is).
 from scripts.data.shards import configured_phase, configured_recipe
-from scripts.report.pending import conversion_in_words, training_in_words
+from scripts.report.pending import conversion_in_words
 
 RECIPE = config["recipe"]
 TOKENIZER_FACTS = f"{CONVERTED}/tokenizer.json"

@@ -9,11 +9,11 @@ OVERVIEW = f"{REPORT}/overview.html"
 SHARDS = f"{REPORT}/shards.csv"
 
 
-def tell(event, log=None):
+def tell(event, logs=()):
     """Says on the terminal, and to whom config.yaml names, that the work starts, ended or failed."""
     if {job.rule.name for job in workflow.dag.jobs} <= {"plan", "status"}:
         return
-    text = message(config, PARAMETERS, event, log)
+    text = message(config, PARAMETERS, event, logs)
     print(text, file=sys.stderr)
     notify(config["notify"], event, text)
 

@@ -3,6 +3,7 @@
 # Settings: runtime.*, scripts/params/<model>. Scripts: scripts/train. A phase's only output is its
 # marker, which the launcher writes when the last iteration is reached; checkpoints are no outputs,
 # since Snakemake deletes the outputs of jobs that fail.
+from scripts.report.pending import training_in_words
 from scripts.train.run import Run
 
 RUN = Run(config["train_name"], Path(ARTIFACTS))

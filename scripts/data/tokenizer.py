@@ -89,7 +89,7 @@ def check(folder: Path, model: Path, end_of_document: str) -> dict[str, Any]:
         "vocabulary_size": tokenizer.vocabulary_size,
         "model_rows": rows,
         "end_of_document": end_of_document,
-        "end_of_document_id": tokenizer.end_of_document_id(end_of_document),
+        "end_of_document_id": tokenizer.token_id(end_of_document),
         "eos_token": _text(config.get("eos_token")),
     }
 

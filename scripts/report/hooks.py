@@ -9,9 +9,9 @@ from scripts.report.status import read_status
 
 
 def message(
-    settings: dict[str, Any], parameters: dict[str, Any], event: str, log: str | None
+    settings: dict[str, Any], parameters: dict[str, Any], event: str, logs: list[str]
 ) -> str:
-    """Returns the message of an event (start, success, failure); `log` is Snakemake's log file."""
+    """Returns the message of an event (start, success, failure); `logs` are Snakemake's own."""
     where = f"run {settings['train_name']} on {socket.gethostname()}"
     if event == "start":
         plan = make_plan(settings, parameters, list(range(1, settings["phases"] + 1)))
@@ -21,4 +21,4 @@ def message(
         return f"{where}: done; {status.verdict}"
     lines = [f"{where}: not all jobs succeeded; training: {status.verdict}"]
     lines += status.messages[-1:]
-    return "\n".join([*lines, f"Snakemake's log: {log}"])
+    return "\n".join([*lines, *(f"Snakemake's log: {log}" for log in logs)])

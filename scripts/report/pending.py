@@ -29,7 +29,8 @@ class ShardWork:
     total: int = 0
     missing: int = 0  # without a .bin
     damaged: dict[str, str] = field(default_factory=dict)  # to be converted again → why
-    parquet_bytes_left: int = 0
+    parquet_bytes_left: int = 0  # of the shards to convert
+    parquet_bytes_absent: int = 0  # of these, still to be downloaded
     tokens: int = 0  # of the shards that are whole
     tokens_left: int = 0  # estimated
     problem: str | None = None  # why nothing is known
@@ -85,7 +86,8 @@ def shard_work(files: Phase, recipe: dict, bytes_a_token: int) -> ShardWork:
     except FileNotFoundError as error:
         return ShardWork(problem=str(error))
     bins = sizes(files.folder, ".bin")
-    parquet = sizes(files.raw_folder, SUFFIX) | listed_sizes(files)
+    present = sizes(files.raw_folder, SUFFIX)
+    parquet = listed_sizes(files) | present
     stale = files.stale_shards(recipe)
     written = {shard: bins.get(f"{files.prefix(shard)}.bin", 0) for shard in names}
     damaged = {shard: reason for shard, reason in stale.items() if written[shard]}
@@ -101,6 +103,7 @@ def shard_work(files: Phase, recipe: dict, bytes_a_token: int) -> ShardWork:
         missing=len(stale) - len(damaged),
         damaged=damaged,
         parquet_bytes_left=bytes_left,
+        parquet_bytes_absent=bytes_left - sum(present.get(f"{s}{SUFFIX}", 0) for s in stale),
         tokens=sum(written[shard] for shard in whole) // bytes_a_token,
         tokens_left=round(bytes_left * density),
     )
@@ -170,6 +173,7 @@ def as_json(work: PhaseWork) -> dict[str, Any]:
             "missing": shards.missing,
             "damaged": len(shards.damaged),
             "parquet_bytes_left": shards.parquet_bytes_left,
+            "parquet_bytes_absent": shards.parquet_bytes_absent,
             "tokens": shards.tokens,
             "tokens_left_estimate": shards.tokens_left,
             "problem": shards.problem,
@@ -181,6 +185,11 @@ def as_json(work: PhaseWork) -> dict[str, Any]:
             "estimated": work.estimated,
         },
     }
+
+
+def existing(path: Path) -> Path:
+    """Returns the path or the nearest folder above it that exists."""
+    return next(folder for folder in (path.resolve(), *path.resolve().parents) if folder.exists())
 
 
 def conversion_in_words(files: Phase, stale: dict[str, str], examples: int = 3) -> str:

@@ -11,21 +11,21 @@ which.
 
 import argparse
 import json
-import shutil
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 from tabulate import tabulate
 
 from scripts.common.settings import SettingsError, load_parameters, load_settings
 from scripts.data.shards import configured_phase
-from scripts.report.pending import PhaseWork, as_json, pending_work, token_bytes
+from scripts.report.pending import PhaseWork, as_json, existing, pending_work, token_bytes
 from scripts.report.speed import Speed, conversion_speed, evenly_spaced, training_speed
 from scripts.report.text import number, size
-from scripts.train.checkpoints import iterations_on_disk
+from scripts.train.checkpoints import checkpoint_bytes, iterations_on_disk
 from scripts.train.run import Run
 from scripts.train.step_log import duration
 
@@ -115,26 +115,19 @@ def sampled_sidecars(settings: dict, phases: list[int]) -> list[Path]:
 
 def disks(settings: dict, parameters: dict, run: Run, work: list[PhaseWork]) -> list[Disk]:
     """Returns the file systems that the pending work writes to, each once."""
-    converted, artifacts = (Path(settings["paths"][name]) for name in ("converted", "artifacts"))
     tokens = sum(item.shards.tokens_left for item in work)
-    needs = [
-        (existing(converted), tokens * token_bytes(parameters["model"])),
-        (existing(artifacts), checkpoints_to_come(settings, parameters, run, work)),
-    ]
+    downloads = settings["recipe"]["source"] == "hub" and settings["runtime"]["keep_parquet"]
+    needs = {
+        "parquet": downloads * sum(item.shards.parquet_bytes_absent for item in work),
+        "converted": tokens * token_bytes(parameters["model"]),
+        "artifacts": checkpoints_to_come(settings, parameters, run, work),
+    }
     by_device: dict[int, Disk] = {}
-    for path, needed in needs:
-        device = path.stat().st_dev
-        before = by_device.get(device)
-        total = needed + (before.needed if before else 0)
-        by_device[device] = Disk(
-            before.path if before else path, total, shutil.disk_usage(path).free
-        )
-    return list(by_device.values())
-
-
-def existing(path: Path) -> Path:
-    """Returns the path or the nearest folder above it that exists."""
-    return next(folder for folder in (path.resolve(), *path.resolve().parents) if folder.exists())
+    for name, needed in needs.items():
+        path = existing(Path(settings["paths"][name]))
+        disk = by_device.setdefault(path.stat().st_dev, Disk(path, 0, disk_usage(path).free))
+        by_device[path.stat().st_dev] = replace(disk, needed=disk.needed + needed)
+    return [disk for disk in by_device.values() if disk.needed]
 
 
 def checkpoints_to_come(settings: dict, parameters: dict, run: Run, work: list[PhaseWork]) -> int:
@@ -144,7 +137,8 @@ def checkpoints_to_come(settings: dict, parameters: dict, run: Run, work: list[P
     kept = settings["runtime"].get("checkpoint_keep_recent", 3) + 1  # one more while it is written
     kept += parameters["hparams"]["averaging"]["checkpoints"]
     missing = max(0, kept - len(iterations_on_disk(run.checkpoints)))
-    return missing * 10**9
+    precision = parameters["hparams"]["precision"]
+    return missing * checkpoint_bytes(run.checkpoints, parameters["model"], precision)
 
 
 def table(plan: Plan) -> str:

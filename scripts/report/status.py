@@ -12,7 +12,6 @@ failed by itself, or no step came for long); 3 UNKNOWN (the run has not begun).
 import argparse
 import json
 import re
-import shutil
 import socket
 import sys
 import time
@@ -22,9 +21,10 @@ from typing import Any
 
 from scripts.common.files import read_json
 from scripts.common.settings import SettingsError, load_settings
+from scripts.report.pending import existing
 from scripts.report.speed import recent_steps
 from scripts.report.text import size
-from scripts.train.checkpoints import folder_of, tracked_iteration
+from scripts.train.checkpoints import folder_of, free_bytes, tracked_iteration
 from scripts.train.run import Run, is_locked
 from scripts.train.step_log import duration
 
@@ -74,7 +74,7 @@ def read_status(settings: dict[str, Any], now: float) -> Status:
         "checkpoint_iteration": iteration,
         "checkpoint_time": folder.stat().st_mtime if whole else None,
         "checkpoint_bytes": sum(f.stat().st_size for f in folder.iterdir()) if whole else 0,
-        "free_bytes": shutil.disk_usage(run.artifacts).free if run.artifacts.exists() else 0,
+        "free_bytes": free_bytes(existing(run.artifacts)),
         "messages": last_messages(run),
         "now": now,
     }
@@ -109,12 +109,12 @@ def seconds_late(facts: dict[str, Any]) -> float:
 
 
 def last_messages(run: Run, count: int = 3) -> list[str]:
-    """Returns the last messages of the launcher in the newest phase's log."""
-    logs = sorted((run.logs / run.name).glob("phase*.log"), key=lambda path: path.stat().st_mtime)
-    if not logs:
+    """Returns the last messages of the launcher in the run's log."""
+    log = run.logs / f"{run.name}.log"
+    if not log.exists():
         return []
-    with logs[-1].open("rb") as file:
-        file.seek(max(0, logs[-1].stat().st_size - LOG_TAIL))
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_TAIL))
         lines = LAUNCHER_LINE.findall(file.read())
     return [line.decode(errors="replace") for line in lines[-count:]]
 
