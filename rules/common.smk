@@ -41,11 +41,27 @@ PARQUET, TOKENIZER, CONVERTED, ARTIFACTS = (
     config["paths"][name] for name in ("parquet", "tokenizer", "converted", "artifacts")
 )
 STEPS = f"{ARTIFACTS}/logs/{config['train_name']}.jsonl"
+REPORT = f"{ARTIFACTS}/report"
+FIGURES = {
+    "lengths": "Data",
+    "ranks": "Data",
+    "loss": "Training",
+    "learning_rate": "Training",
+    "gradient": "Training",
+    "throughput": "Training",
+}
 
 
 wildcard_constraints:
     phase=r"\d+",
     shard=r"[^/]+",
+
+
+@cache
+def say(line):
+    """Says what is pending once, in people's words; the processes of single jobs are silent."""
+    if line and workflow.is_main_process:
+        print(line, file=sys.stderr)
 
 
 def tune_scheduler():
@@ -61,3 +77,18 @@ def ignore_changed_input_lists():
     """Drops Snakemake's `input` trigger: finished shards are left out of input lists on purpose."""
     settings = workflow.dag_settings
     settings.rerun_triggers = frozenset(settings.rerun_triggers) - {RerunTrigger.INPUT}
+
+
+def figures(category):
+    """The figures of a category as items of the report; docs/report has their captions."""
+    return [figure(name) for name in FIGURES if FIGURES[name] == category]
+
+
+def figure(name):
+    """One figure of the report."""
+    return report(
+        f"{REPORT}/{name}.svg",
+        caption=f"../docs/report/{name}.rst",
+        category=FIGURES[name],
+        labels={"what": name.replace("_", " ")},
+    )

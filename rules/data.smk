@@ -3,9 +3,11 @@
 # Settings: recipe.*, paths.{parquet,tokenizer,converted}, scripts/params/<model>/data.yaml.
 # Scripts: scripts/data. Every Parquet file becomes one shard (.bin, .idx, .json), which is a target of
 # its own; lists of shards leave out what is finished (scripts/data/shards.py says what that is).
-from scripts.data.shards import Phase, conversion_recipe
+from scripts.data.shards import configured_phase, configured_recipe
+from scripts.report.pending import conversion_in_words
 
 RECIPE = config["recipe"]
+TOKENIZER_FACTS = f"{CONVERTED}/tokenizer.json"
 TOKENIZER_FILES = [
     f"{TOKENIZER}/{name}"
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
@@ -17,29 +19,60 @@ INDEX = CONVERTED + "/megatron_phase{phase}.index.json"
 
 @cache
 def phase_files(phase):
-    """Where the files of a phase lie; python_library's shards are known before they are made."""
-    made = RECIPE["source_shards"] if RECIPE["source"] == "python_library" else 0
-    generated = tuple(f"part-{number:05d}" for number in range(made))
-    return Phase(int(phase), PARQUET, CONVERTED, generated, RECIPE["text_key"])
+    """Where the files of a phase lie."""
+    return configured_phase(config, int(phase))
 
 
-def conversion():
-    """All that a shard depends on besides its Parquet file."""
-    settings = ("text_key", "end_of_document", "special_tokens_in_text", "invalid_utf8")
-    return conversion_recipe(TOKENIZER, **{name: RECIPE[name] for name in settings})
+def wants_finished_shards():
+    """Whether lists are to be complete: --forcerun convert, --forceall, --touch, --summary and such."""
+    settings = workflow.dag_settings
+    return (
+        settings.forceall
+        or bool({"convert", "download"} & set(settings.forcerun))
+        or workflow.touch
+        or workflow.executor_plugin is None  # nothing is to be executed, only told
+    )
+
+
+def remove_links_to_nothing(files):
+    """Removes what Snakemake cannot handle: it neither finds such a file nor takes it for missing."""
+    links = [
+        file for file in files if os.path.islink(file) and not os.path.exists(file)
+    ]
+    if links and workflow.dryrun:
+        raise WorkflowError(
+            f"{len(links)} files are links to nothing, such as {links[0]}: mount the disk that they "
+            "point to; a run that is no dry run removes the links and makes the files again"
+        )
+    for link in links:
+        os.unlink(link)
 
 
 @cache
 def stale_shards(phase):
     """The files of the shards to convert; they are converted also where Snakemake sees no reason."""
     ignore_changed_input_lists()
+    files = phase_files(phase)
     try:
-        stale = phase_files(phase).stale_shards(conversion())
-    except FileNotFoundError as error:
+        stale = files.stale_shards(configured_recipe(config))
+    except (FileNotFoundError, ValueError) as error:
         raise WorkflowError(str(error))
-    files = [file for shard in stale for file in phase_files(phase).files(shard)]
-    workflow.dag.forcefiles.update(files)
-    return files
+    say(conversion_in_words(files, stale))
+    outputs = [file for shard in stale for file in files.files(shard)]
+    remove_links_to_nothing(outputs)
+    if not workflow.touch:
+        workflow.dag.forcefiles.update(outputs)
+        if stale and RECIPE["source"] == "hub":
+            torn = set(files.missing_parquet())
+            workflow.dag.forcefiles.update(torn & {files.raw(shard) for shard in stale})
+    if wants_finished_shards():
+        return [file for shard in files.shards for file in files.files(shard)]
+    return outputs
+
+
+def all_stale_shards(wildcards):
+    """The files of the shards to convert, of all phases."""
+    return [file for phase in PHASES for file in stale_shards(phase)]
 
 
 def converted_since(wildcards):
@@ -109,11 +142,31 @@ if RECIPE["tokenizer"] == "train":
             " --vocab-size {params.vocabulary} --output-dir {params.folder:q} > {log:q} 2>&1"
 
 
+rule tokenizer:
+    """Checks that the tokenizer fits the model, and records what it is."""
+    input:
+        files=TOKENIZER_FILES,
+        model=f"{ROOT}/scripts/params/{config['model']}/model.yaml",
+    output:
+        TOKENIZER_FACTS,
+    log:
+        f"{ARTIFACTS}/logs/tokenizer.log",
+    conda:
+        "../envs/python.yaml"
+    params:
+        end_of_document=RECIPE["end_of_document"],
+    shell:
+        "python -m scripts.data.tokenizer check --tokenizer {TOKENIZER:q}"
+        " --model {input.model:q} --end-of-document {params.end_of_document:q}"
+        " --output {output:q} 2>&1 | tee {log:q}"
+
+
 rule convert:
     """Converts one Parquet file to one shard in Megatron's format."""
     input:
         parquet=f"{PARQUET}/phase{{phase}}/{{shard}}.parquet",
-        tokenizer=ancient(TOKENIZER_FILES),
+        tokenizer=TOKENIZER_FILES,  # not ancient: below a job that runs it would hide staleness
+        checked=TOKENIZER_FACTS,
     output:
         bin=f"{SHARD}.bin",
         idx=ensure(f"{SHARD}.idx", non_empty=True),
@@ -179,7 +232,7 @@ rule phase_index:
 
 rule converted_all:
     input:
-        lambda wildcards: [file for phase in PHASES for file in stale_shards(phase)],
+        all_stale_shards,
     localrule: True
     message:
         "All shards of all phases are converted."

@@ -3,6 +3,10 @@
 # Settings: runtime.*, scripts/params/<model>. Scripts: scripts/train. A phase's only output is its
 # marker, which the launcher writes when the last iteration is reached; checkpoints are no outputs,
 # since Snakemake deletes the outputs of jobs that fail.
+from scripts.report.pending import training_in_words
+from scripts.train.run import Run
+
+RUN = Run(config["train_name"], Path(ARTIFACTS))
 RUNTIME = canonical_json(config["runtime"])
 MARKER = f"{ARTIFACTS}/run_state/{config['train_name']}/phase{{phase}}.json"
 
@@ -24,6 +28,7 @@ def train_input(wildcards):
     before = [MARKER.format(phase=phase - 1)] if phase > 1 else []
     if is_trained(phase, phase_recipe(PARAMETERS, phase)):
         return before
+    say(training_in_words(RUN, phase))
     return [*before, INDEX.format(phase=phase)]
 
 
@@ -42,19 +47,19 @@ rule train:
         "../envs/python.yaml"
     threads: 1
     resources:
-        gpu=config["runtime"]["gpus"],
+        **train_resources(),
     params:
         recipe=train_recipe,
         index=lambda wildcards: INDEX.format(phase=wildcards.phase),
     shell:
-        "exec python -m scripts.train.launch --phase {wildcards.phase}"
+        "exec {ON_EACH_NODE} python -m scripts.train.launch --phase {wildcards.phase}"
         " --train-name {config[train_name]:q}"
         " --artifacts {ARTIFACTS:q}"
         " --index {params.index:q}"
         " --tokenizer {TOKENIZER:q}"
         " --recipe {params.recipe:q}"
         " --runtime {RUNTIME:q}"
-        " --gpus {resources.gpu}"
+        " --gpus $(({resources.gpu} / {resources.nodes}))"
         " --marker {output:q}"
         " > {log:q} 2>&1"
 
