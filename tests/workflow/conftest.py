@@ -80,6 +80,7 @@ def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout in which the smoke profile has run to its end; tests must not change it."""
     checkout = copy_program(tmp_path_factory.mktemp("smoke") / "checkout")
     checkout.run("--profile", "profiles/smoke")
+    checkout.run("--profile", "profiles/smoke", "--report", "smoke/report.html")
     return checkout
 
 
