@@ -13,7 +13,9 @@ report: "docs/report/workflow.rst"
 
 
 include: "rules/common.smk"
+include: "rules/cluster.smk"
 include: "rules/data.smk"
+include: "rules/hub.smk"
 include: "rules/train.smk"
 include: "rules/release.smk"
 include: "rules/report.smk"
@@ -31,3 +33,12 @@ rule all:
 
 onstart:
     tune_scheduler()
+    tell("start")
+
+
+onsuccess:
+    tell("success")
+
+
+onerror:
+    tell("failure", log)

@@ -138,14 +138,12 @@ def checkpoint_phases(checkpoint: Path) -> tuple[list[tuple[int, int]], int]:
     Raises:
         ValueError: the folder is not a checkpoint of this project.
     """
-    import torch
+    from megatron.core.dist_checkpointing.serialization import load_common_state_dict
 
     match = re.fullmatch(r"iter_(\d{7})", checkpoint.name)
-    common = checkpoint / "common.pt"
-    if not match or not common.is_file():
-        raise ValueError(f"{checkpoint} is not a checkpoint folder (iter_0000400 with common.pt)")
-    # Holds Megatron's argument namespace, which no loader of bare tensors accepts.
-    args = torch.load(common, map_location="cpu", weights_only=False)["args"]
+    if not match or not (checkpoint / "metadata.json").is_file():
+        raise ValueError(f"{checkpoint} is not the folder of a checkpoint, such as iter_0000400")
+    args = load_common_state_dict(str(checkpoint))["args"]
     iteration = int(match[1])
     ends = [end for end in args.phase_transition_iterations or [] if end < iteration]
     borders = [0, *ends, iteration]

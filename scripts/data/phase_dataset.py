@@ -14,6 +14,7 @@ reads from many shards, with the order, the samples and their shuffle taken from
 of being built.
 """
 
+import logging
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +30,8 @@ from scripts.data.phase_reader import PhaseIndex, read_index
 
 # An open shard costs 3 file handles and 2 memory maps; a process has 1,024 handles by default.
 OPEN_SHARDS = 128
+# Megatron's reader writes seven lines into the log for each shard that it opens.
+logging.getLogger(IndexedDataset.__module__).setLevel(logging.WARNING)
 
 
 class ShardedDataset:

@@ -47,7 +47,7 @@ from scripts.common.files import digest, replacing, sha256, write_json
 from scripts.data.phase_manifest import Manifest, read_manifest
 from scripts.data.phase_order import (
     ORDERS,
-    check_ranks_exist,
+    check_ranks,
     document_keys,
     random_bits,
     sort_keys,
@@ -90,7 +90,7 @@ def build_index(
             f"more than the {MAX_DOCUMENTS} that Megatron can index"
         )
     if order == "rank":
-        check_ranks_exist(manifest)
+        check_ranks(manifest)
     settings = {
         "format_version": FORMAT_VERSION,
         "order": order,

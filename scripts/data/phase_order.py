@@ -19,16 +19,29 @@ ORDERS = ("shuffled", "rank", "as_stored")
 SORT_BATCH = 1_000_000  # rows that the sort hands over at a time
 
 
-def check_ranks_exist(manifest: Manifest) -> None:
-    """Refuses order `rank` where a shard with documents has no ranks."""
+def check_ranks(manifest: Manifest) -> None:
+    """Reads all ranks of a phase.
+
+    Raises:
+        ValueError: some are missing, not numbers or not finite; names the file and the document.
+    """
     table = manifest.table.to_pandas()
     without = table[(table.documents > 0) & table.rank_min.isna()].source_file
     if len(without):
         raise ValueError(
             f"phase {manifest.phase} has the order `rank`, but {len(without)} of {len(table)} "
-            f"files have no column `rank`: {', '.join(without[:5])}; choose the order `as_stored` "
-            "or `shuffled` for this phase"
+            f"files have no ranks in a column `rank`: {', '.join(without[:5])}; choose the order "
+            "`as_stored` or `shuffled` for this phase"
         )
+    for number, source in enumerate(tqdm(table.source_file, "ranks", unit=" shards", disable=None)):
+        ranks = read_ranks(manifest, number)
+        wrong = np.flatnonzero(~np.isfinite(ranks))
+        if len(wrong):
+            raise ValueError(
+                f"{rank_file(manifest, number)}: the rank of document {wrong[0]} is "
+                f"{ranks[wrong[0]]} ({len(wrong)} such documents; made from {source}): correct the "
+                "source, or choose the order `as_stored` for this phase"
+            )
 
 
 def random_bits(purpose: str, first: int, count: int) -> np.ndarray:
@@ -63,13 +76,18 @@ def document_keys(
         )
 
 
+def rank_file(manifest: Manifest, shard: int) -> str:
+    """Returns the path of a shard's ranks."""
+    return f"{manifest.prefixes[shard]}.rank.npy"
+
+
 def read_ranks(manifest: Manifest, shard: int) -> np.ndarray:
     """Returns the ranks of a shard's documents, float64 [documents].
 
     Raises:
-        ValueError: they are missing, not numbers or not finite; names the file and the document.
+        ValueError: the file is missing or does not hold as many.
     """
-    path, count = f"{manifest.prefixes[shard]}.rank.npy", manifest.table["documents"][shard].as_py()
+    path, count = rank_file(manifest, shard), manifest.table["documents"][shard].as_py()
     if not count:
         return np.empty(0)
     try:
@@ -81,13 +99,6 @@ def read_ranks(manifest: Manifest, shard: int) -> np.ndarray:
             f"{path} holds {ranks.dtype} {ranks.shape}, not float64 ({count},): "
             "convert this shard again"
         )
-    wrong = np.flatnonzero(~np.isfinite(ranks))
-    if len(wrong):
-        raise ValueError(
-            f"{path}: the rank of document {wrong[0]} is {ranks[wrong[0]]} ({len(wrong)} such "
-            f"documents; source {manifest.table['source_file'][shard]}): correct the source, or "
-            "choose the order `as_stored` for this phase"
-        )
     return ranks
 
 
@@ -98,7 +109,11 @@ def sort_keys(
     memory_gb: float,
     threads: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the keys by (held out, key, document), sorted on the disk where memory is short."""
+    """Yields the keys by (held out, key, document), sorted on the disk where memory is short.
+
+    Raises:
+        OSError: the sort failed; memory and disk together were too small.
+    """
     schema = pa.schema([("held_out", pa.bool_()), ("key", key_type), ("document", pa.int32())])
     settings = {
         "memory_limit": f"{memory_gb}GB",
@@ -106,6 +121,9 @@ def sort_keys(
         "temp_directory": str(spill),
         "preserve_insertion_order": False,  # not needed, and it costs memory
     }
-    with duckdb.connect(config=settings) as connection:
-        unsorted = connection.from_arrow(pa.RecordBatchReader.from_batches(schema, keys))
-        yield from unsorted.order("held_out, key, document").to_arrow_reader(SORT_BATCH)
+    try:
+        with duckdb.connect(config=settings) as connection:
+            unsorted = connection.from_arrow(pa.RecordBatchReader.from_batches(schema, keys))
+            yield from unsorted.order("held_out, key, document").to_arrow_reader(SORT_BATCH)
+    except duckdb.Error as error:
+        raise OSError(f"the sort of the documents failed: {error}") from error

@@ -78,8 +78,18 @@ def phase_iterations(length: str | dict, samples: int, hparams: dict, where: str
     return wanted
 
 
-def plan_phase(run: Run, phase: int, index_path: Path, recipe: dict, runtime: dict) -> Plan:
-    """Returns the plan of a phase; raises RunError if an earlier phase is not complete."""
+def plan_phase(
+    run: Run,
+    phase: int,
+    index_path: Path,
+    recipe: dict,
+    runtime: dict,
+    later_lengths: list[str | dict] | None = None,
+) -> Plan:
+    """Returns the plan of a phase; raises RunError if an earlier phase is not complete.
+
+    `later_lengths`, the `length` of each later phase, serves only to say when the run will end.
+    """
     hparams, data, index = recipe["hparams"], recipe["data"], read_json(index_path)
     check_batches(hparams, index, recipe["model"], runtime)
     ends = [marker["last_iteration"] for marker in earlier_markers(run, phase)]
@@ -96,7 +106,7 @@ def plan_phase(run: Run, phase: int, index_path: Path, recipe: dict, runtime: di
         last_iteration=last,
         transitions=ends,
         samples=samples,
-        run_iterations=None,
+        run_iterations=_run_iterations(last, phase, later_lengths, index_path, hparams),
         validation_iterations=_validation_iterations(hparams, index),
         keep=_averaged(hparams, start, last),
         learning_rate=hparams["learning_rate"],
@@ -120,6 +130,12 @@ def check_batches(hparams: dict, index: dict, model: dict, runtime: dict) -> Non
             f"the phase's index was made for sequences of {index['sequence_length']} tokens, "
             f"hparams.yaml says sequence_length {length}: make the index anew"
         )
+    end_of_document = index["common"]["end_of_document_id"]
+    if end_of_document >= model["padded_vocab_size"]:
+        raise RunError(
+            f"the data hold token {end_of_document}, model.yaml's padded_vocab_size is "
+            f"{model['padded_vocab_size']}: the model does not fit the tokenizer"
+        )
     if length > model["max_position_embeddings"]:
         raise RunError(
             f"hparams.yaml: sequence_length {length} exceeds model.yaml's "
@@ -138,6 +154,21 @@ def check_batches(hparams: dict, index: dict, model: dict, runtime: dict) -> Non
             f"global_batch_size {batch} is no multiple of micro_batch_size {micro_batch} x "
             f"{ranks // parallel} model copies = {at_a_time}: change runtime.micro_batch_size"
         )
+
+
+def _run_iterations(
+    last: int, phase: int, later_lengths: list | None, index_path: Path, hparams: dict
+) -> int | None:
+    """Returns the last iteration of the run, None where a later phase has no index yet."""
+    if later_lengths is None:
+        return None
+    for later, length in enumerate(later_lengths, phase + 1):
+        path = index_path.with_name(index_path.name.replace(f"phase{phase}", f"phase{later}"))
+        if not path.exists():
+            return None
+        samples = read_json(path)["train"]["samples"]
+        last += phase_iterations(length, samples, hparams, f"data.yaml, phases, entry {later}")
+    return last
 
 
 def earlier_markers(run: Run, phase: int) -> list[dict]:

@@ -10,15 +10,16 @@ from typing import IO
 from scripts.train import checkpoints
 from scripts.train.identity import phase_ends
 from scripts.train.phases import Plan
-from scripts.train.ranks import Ranks
+from scripts.train.ranks import Ranks, node_rank
 from scripts.train.run import Run
 from scripts.train.step_log import duration, line_for_people
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.1
 STALE_REQUEST_SECONDS = 60  # a request to stop that is older was meant for an earlier launch
 STALL_STEPS = 20  # a step that takes so many times the last one's time is called a stall
 STALL_SECONDS = 120  # but not before
+START_SECONDS = 900  # a first step follows the loading of data and checkpoint
 
 
 class Console:
@@ -128,7 +129,8 @@ class Supervisor:
     def _report_stall(self) -> None:
         """Says so when no step has ended for long, and again whenever that time has doubled."""
         waiting = time.monotonic() - self.last_step
-        limit = max(STALL_SECONDS, STALL_STEPS * self.steps.seconds, 2 * self.stall_reported)
+        usual = STALL_STEPS * self.steps.seconds or START_SECONDS
+        limit = max(STALL_SECONDS, usual, 2 * self.stall_reported)
         if waiting > limit:
             self.stall_reported = waiting
             pids = ", ".join(str(rank.pid) for rank in self.ranks.members())
@@ -136,7 +138,7 @@ class Supervisor:
 
     def _clean_up(self) -> None:
         """Removes old checkpoints, and warns while the disk has no room for the next one."""
-        if time.monotonic() < self.next_cleanup:
+        if time.monotonic() < self.next_cleanup or node_rank() > 0:
             return
         self.next_cleanup = time.monotonic() + self.runtime.get("checkpoint_cleanup_seconds", 60)
         removed = remove_old_checkpoints(self.run, self.plan, self.runtime)

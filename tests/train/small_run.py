@@ -1,0 +1,133 @@
+"""A run of two short phases on the CPU, launched as the rule `train` launches it."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from scripts.common.files import canonical_json, read_json, sha256, write_json
+from scripts.common.settings import load_parameters, phase_recipe
+from scripts.data.phase_index import build_index
+from scripts.train.run import Run
+from tests.data.phase_corpus import Shard, write_phase
+
+ROOT = Path(__file__).resolve().parents[2]
+ITERATIONS = (20, 6)
+RUNTIME = {"gpus": 0, "nodes": 1, "micro_batch_size": 4, "checkpoint_interval": 3}
+
+
+def parameters() -> dict:
+    """Returns cpu_smoke's parameters, made shorter."""
+    result = copy.deepcopy(load_parameters("cpu_smoke"))
+    result["model"] |= {"num_layers": 1, "padded_vocab_size": 512}
+    result["data"]["phases"] = [
+        {"order": order, "length": {"iterations": count}}
+        for order, count in zip(("shuffled", "rank"), ITERATIONS, strict=True)
+    ]
+    result["hparams"] |= {
+        "learning_rate": {
+            "initial": 0.0,
+            "phases": [
+                [{"shape": "linear", "to": 5e-3, "iterations": 4}, {"shape": "constant"}],
+                [{"shape": "cosine", "to": 1e-3}],
+            ],
+        },
+        "validation": {"interval": 10, "samples": 8},
+        "averaging": {"checkpoints": 2, "interval": 2},
+    }
+    return result
+
+
+def write_data(folder: Path) -> Path:
+    """Writes tokenizer, shards, manifests and indices of both phases; returns the folder."""
+    tokenizer = folder / "tokenizer" / "tokenizer.json"
+    tokenizer.parent.mkdir(parents=True)
+    tokenizer.write_text("{}")
+    for phase, settings in enumerate(parameters()["data"]["phases"], 1):
+        manifest = write_phase(folder, [random_shard(phase, shard) for shard in range(2)], phase)
+        index = folder / f"megatron_phase{phase}.index.json"
+        build_index(
+            manifest,
+            index,
+            order=settings["order"],
+            seed=1,
+            sequence_length=128,
+            validation_fraction=0.1,
+        )
+        facts = read_json(index)
+        facts["common"]["recipe"]["tokenizer_sha256"] = sha256(tokenizer)
+        write_json(index, facts)
+    return folder
+
+
+def random_shard(phase: int, number: int) -> Shard:
+    """Returns documents that count upwards, so that a model can learn them."""
+    generator = np.random.default_rng([phase, number])
+    documents = []
+    for start, length in zip(
+        generator.integers(1, 400, 80), generator.integers(40, 300, 80), strict=True
+    ):
+        documents.append([*((start + np.arange(length)) % 500 + 1).tolist(), 0])
+    return Shard(documents, (generator.permutation(80) / 7).tolist())
+
+
+@dataclass
+class SmallRun:
+    """A run over prepared data; `launch` starts the launcher for a phase."""
+
+    data: Path
+    artifacts: Path
+    parameters: dict = field(default_factory=parameters)
+    runtime: dict = field(default_factory=lambda: dict(RUNTIME))
+
+    @property
+    def run(self) -> Run:
+        """Its files."""
+        return Run("small", self.artifacts)
+
+    def start(self, phase: int) -> subprocess.Popen:
+        """Starts the launcher; its output is the launcher's own messages."""
+        recipe = phase_recipe(self.parameters, phase)
+        arguments = {
+            "phase": phase,
+            "index": self.data / f"megatron_phase{phase}.index.json",
+            "tokenizer": self.data / "tokenizer",
+            "recipe": canonical_json(recipe),
+            "runtime": canonical_json(self.runtime),
+            "train-name": "small",
+            "artifacts": self.artifacts,
+            "marker": self.run.marker(phase),
+        }
+        flags = [str(word) for name, value in arguments.items() for word in (f"--{name}", value)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "scripts.train.launch", *flags],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def launch(self, phase: int) -> tuple[int, str]:
+        """Runs the launcher to its end; returns its exit code and what it said."""
+        process = self.start(phase)
+        output, _ = process.communicate(timeout=300)
+        return process.returncode, output
+
+    def lines(self) -> list[dict]:
+        """Returns all lines of the step log."""
+        text = self.run.step_log.read_text() if self.run.step_log.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+    def steps(self) -> dict[int, tuple]:
+        """Returns what must be reproducible of each step."""
+        return {
+            line["iteration"]: (line["loss"], line["grad_norm"], line["learning_rate"])
+            for line in self.lines()
+            if "loss" in line
+        }

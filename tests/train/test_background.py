@@ -1,0 +1,110 @@
+"""Starting and stopping in the background, with a stand-in for Snakemake."""
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from scripts.train.background import Background, artifacts_folder
+from scripts.train.run import Run, RunError, is_locked, only_trainer
+from scripts.train.start_training import start
+from scripts.train.stop_training import stop
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+# Holds the launcher's lock until it is asked to stop, as the launcher does.
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from scripts.train.run import Run, only_trainer
+run = Run(sys.argv[1], Path(sys.argv[2]))
+with only_trainer(run):
+    while not run.stop_request.exists():
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run("mine", tmp_path)
+
+
+def launcher(run):
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, run.name, str(run.artifacts)], env=os.environ
+    )
+    while not is_locked(run.launcher_lock):
+        assert process.poll() is None
+        time.sleep(0.01)
+    return process
+
+
+def test_a_start_leaves_pid_facts_and_log(run, monkeypatch):
+    monkeypatch.setenv("EXTRA_ARGS", "--log-params-norm")
+    background = start(run, [sys.executable, "-c", "print('hello')"])
+    pid = int(background.pid_file.read_text().split()[0])
+    psutil.Process(pid).wait(10)
+    facts = background.facts.read_text()
+    assert "TRAIN_NAME=mine\n" in facts
+    assert "EXTRA_ARGS=--log-params-norm\n" in facts
+    assert background.log.read_text() == "hello\n"
+
+
+def test_a_second_start_is_refused(run):
+    background = start(run, SLEEP)
+    with pytest.raises(RunError, match=f"started already, as process {background.process().pid}"):
+        start(run, SLEEP)
+    background.process().kill()
+
+
+def test_a_start_while_a_terminal_trains_is_refused(run):
+    with only_trainer(run), pytest.raises(RunError, match="being trained already"):
+        start(run, SLEEP)
+
+
+@pytest.mark.parametrize("content", ["", "abc", "999999999 1.0\n", f"{os.getpid()} 1.0\n"])
+def test_a_stale_pid_file_does_not_keep_a_run_from_starting(run, content):
+    background = Background(run)
+    background.pid_file.parent.mkdir(parents=True)
+    background.pid_file.write_text(content)
+    assert background.process() is None
+    start(run, SLEEP)
+    background.process().kill()
+
+
+def test_a_stop_ends_workflow_and_launcher_and_forgets_them(run):
+    background = start(run, SLEEP)
+    process = launcher(run)
+    stop(run, grace=10)
+    assert process.wait(10) == 0
+    assert background.process() is None
+    assert not background.pid_file.exists()
+    assert not run.stop_request.exists()
+
+
+def test_stopping_what_does_not_run_says_so(run):
+    with pytest.raises(RunError, match="is not being trained"):
+        stop(run, grace=1)
+
+
+def test_two_launchers_exclude_each_other(run):
+    process = launcher(run)
+    with (
+        pytest.raises(RunError, match=f"being trained by process {process.pid}"),
+        only_trainer(run),
+    ):
+        pass
+    run.stop_request.touch()
+    process.wait(10)
+    with only_trainer(run):
+        assert is_locked(run.launcher_lock)
+    assert not is_locked(run.launcher_lock)
+
+
+def test_the_artifacts_folder_is_the_configurations(tmp_path):
+    (tmp_path / "config.yaml").write_text("paths: {artifacts: here}")
+    assert str(artifacts_folder(tmp_path / "config.yaml")) == "here"
+    with pytest.raises(RunError, match="use --artifacts"):
+        artifacts_folder(tmp_path / "missing.yaml")
