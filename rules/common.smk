@@ -1,8 +1,9 @@
 # Settings, names of files, and input functions: all that the rules of the other files refer to.
 #
 # Lists of inputs are functions that leave out what is finished: 50,000 shards that are converted cost
-# a dry run two seconds and not forty. What that asks of Snakemake is marked "semi-private" below and
-# covered by tests/workflow; pyproject.toml pins the versions it holds for.
+# a dry run two seconds and not forty. What that takes of Snakemake is semi-private (the settings'
+# rerun_triggers, the DAG's forcefiles, the scheduler's subsample): tests/workflow watches over it and
+# pyproject.toml pins the versions.
 import os
 import shlex
 import sys

@@ -29,7 +29,7 @@ if FROM_HUB:
             downloads=1,
         params:
             sha256=listed_digest,
-            parquet=PARQUET,
+            parquet=subpath(output[0], ancestor=2),
         shell:
             "exec python -m scripts.data.download_kaiyuan --phase {wildcards.phase}"
             " --parquet {params.parquet:q} {wildcards.shard:q}.parquet > {log:q} 2>&1"
