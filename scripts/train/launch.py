@@ -17,6 +17,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from scripts.train import checkpoints
 from scripts.train.arguments import megatron_arguments
 from scripts.train.failures import read_failure
 from scripts.train.identity import check_identity
+from scripts.train.nodes import Nodes, find_nodes, leading, orders
 from scripts.train.phases import Plan, plan_phase
-from scripts.train.ranks import Ranks, node_rank
+from scripts.train.ranks import Ranks, rank_command
 from scripts.train.run import Run, RunError, only_trainer
 from scripts.train.supervise import Console, StopRequest, Supervisor, remove_old_checkpoints
 
@@ -34,14 +36,22 @@ STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, try again
 RESTART = 16  # Megatron's rerun state machine: restart me
 RESTART_SECONDS = 10
 
+StartRanks = Callable[[list[str]], Ranks]
+
 
 def train(
-    run: Run, plan: Plan, recipe: dict, runtime: dict, stop: StopRequest, console: Console
+    run: Run,
+    plan: Plan,
+    recipe: dict,
+    runtime: dict,
+    start: StartRanks,
+    stop: StopRequest,
+    console: Console,
 ) -> int:
     """Trains until the phase is complete or something ends it; returns the exit code."""
     restarts = runtime.get("restarts", 3)
     for attempt in range(restarts + 1):
-        code = train_once(run, plan, recipe, runtime, stop, console)
+        code = train_once(run, plan, recipe, runtime, start, stop, console)
         if code != RESTART or attempt == restarts:
             return code
         pause = RESTART_SECONDS * 2**attempt
@@ -51,7 +61,13 @@ def train(
 
 
 def train_once(
-    run: Run, plan: Plan, recipe: dict, runtime: dict, stop: StopRequest, console: Console
+    run: Run,
+    plan: Plan,
+    recipe: dict,
+    runtime: dict,
+    start: StartRanks,
+    stop: StopRequest,
+    console: Console,
 ) -> int:
     """Starts the ranks once, unless the phase is complete; returns the exit code."""
     position = find_position(run, plan, console)
@@ -69,7 +85,7 @@ def train_once(
     run.failure.unlink(missing_ok=True)
     run.step_log.touch()
     arguments = ["--plan", str(run.plan), *megatron_arguments(recipe, runtime, plan, run)]
-    ranks = Ranks(arguments, runtime, console.log)
+    ranks = start(arguments)
     code = Supervisor(run, plan, runtime, ranks, stop, console).wait()
     batch = recipe["hparams"]["global_batch_size"]
     return outcome(run, plan, batch, code, stop, console)
@@ -188,42 +204,68 @@ def make_plan(run: Run, args: argparse.Namespace, runtime: dict) -> Plan:
     return plan_phase(run, args.phase, index, args.recipe, runtime, args.later_lengths)
 
 
-def follow(run: Run, args: argparse.Namespace, runtime: dict, console: Console) -> int:
-    """Starts the ranks of a node that is not the first one, whose launcher looks after the run."""
-    plan = make_plan(run, args, runtime)
-    stop = StopRequest(run, runtime.get("grace_seconds", 300))
-    arguments = ["--plan", str(run.plan), *megatron_arguments(args.recipe, runtime, plan, run)]
-    ranks = Ranks(arguments, runtime, console.log)
-    return Supervisor(run, plan, runtime, ranks, stop, console).wait()
-
-
-def launch(args: argparse.Namespace, console: Console) -> int:
-    """Runs the launcher with its log open; returns the exit code."""
-    run = Run(args.train_name, args.artifacts.resolve())
-    runtime = args.runtime if args.gpus is None else args.runtime | {"gpus": args.gpus}
-    if node_rank() > 0:
-        return follow(run, args, runtime, console)
+def lead(
+    run: Run, args: argparse.Namespace, runtime: dict, start: StartRanks, console: Console
+) -> int:
+    """Looks after the run, on the first or only node; returns the exit code."""
     with only_trainer(run):
         stop = StopRequest(run, runtime.get("grace_seconds", 300))
         plan = make_plan(run, args, runtime)
         index = read_json(args.index)
         check_identity(run, plan, args.recipe, index, args.tokenizer)
-        code = train(run, plan, args.recipe, runtime, stop, console)
+        code = train(run, plan, args.recipe, runtime, start, stop, console)
         if code == 0:
             complete(run, plan, args.recipe, index, args.marker)
             console.say(f"phase {plan.phase} is complete at iteration {plan.last_iteration}")
     return code
 
 
+def follow(
+    run: Run, args: argparse.Namespace, runtime: dict, nodes: Nodes, console: Console
+) -> int:
+    """Starts the ranks of a further node whenever the first one does; the outcome is its matter."""
+    stop = StopRequest(run, runtime.get("grace_seconds", 300))
+    for command in orders(nodes):
+        ranks = Ranks(command, runtime, nodes, console.log)
+        plan = make_plan(run, args, runtime)
+        Supervisor(run, plan, runtime, ranks, stop, console).wait()
+    return 0
+
+
+def launch(args: argparse.Namespace, nodes: Nodes, console: Console) -> int:
+    """Runs the launcher with its log open; returns the exit code."""
+    run = Run(args.train_name, args.artifacts.resolve())
+    runtime = args.runtime if args.gpus is None else args.runtime | {"gpus": args.gpus}
+    if not nodes.leads:
+        return follow(run, args, runtime, nodes, console)
+    with leading(nodes) as announce:
+
+        def start(arguments: list[str]) -> Ranks:
+            command = rank_command(arguments, runtime, nodes)
+            announce(command)
+            return Ranks(command, runtime, nodes, console.log)
+
+        return lead(run, args, runtime, start, console)
+
+
+def log_file(args: argparse.Namespace, nodes: Nodes) -> Path:
+    """Returns this node's log: the run's on the first node, one beside it on the others."""
+    path = args.log or args.artifacts / "logs" / f"{args.train_name}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path if nodes.leads else path.with_suffix(f".node{nodes.number}{path.suffix}")
+
+
 def main(argv: list[str] | None = None) -> None:
     """Command line."""
     args = parse_arguments(argv)
-    path = args.log or args.artifacts / "logs" / f"{args.train_name}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as log:
+    try:
+        nodes = find_nodes(args.runtime.get("nodes", 1))
+    except RunError as error:
+        sys.exit(f"cannot train: {error}")
+    with log_file(args, nodes).open("ab") as log:
         console = Console(log)
         try:
-            code = launch(args, console)
+            code = launch(args, nodes, console)
         except (RunError, ValueError, OSError) as error:
             console.say(f"cannot train: {error}")
             code = 1
