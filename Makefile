@@ -23,6 +23,7 @@ lint: $(VENV)/installed
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/snakemake --lint
 	$(BIN)/snakemake --lint --profile profiles/smoke
+	$(BIN)/snakemake --lint --config "recipe={source: hub, tokenizer: hub}"
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
@@ -33,6 +34,7 @@ docs: $(VENV)/installed
 	empty=$$(mktemp -d) && \
 	  $(BIN)/snakemake --directory $$empty --profile profiles/smoke --rulegraph mermaid-js \
 	  | $(BIN)/python -m scripts.report.workflow_graph README.md README.zh.md && rm -r $$empty
+	$(BIN)/python -m scripts.report.configuration
 
 $(VENV)/installed: envs/requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' || \

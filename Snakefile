@@ -15,6 +15,7 @@ report: "docs/report/workflow.rst"
 include: "rules/common.smk"
 include: "rules/cluster.smk"
 include: "rules/data.smk"
+include: "rules/hub.smk"
 include: "rules/train.smk"
 include: "rules/release.smk"
 include: "rules/report.smk"
@@ -32,3 +33,12 @@ rule all:
 
 onstart:
     tune_scheduler()
+    tell("start")
+
+
+onsuccess:
+    tell("success")
+
+
+onerror:
+    tell("failure", log)

@@ -209,13 +209,12 @@ class KillTest:
     def fill_disk(self, workflow: subprocess.Popen) -> None:
         """Leaves no room on the disk of the checkpoints until the run has ended."""
         filler = self.run.checkpoints / "filler"
-        with contextlib.suppress(OSError), filler.open("wb") as file:
-            while True:
-                file.write(bytes(1 << 16))
-        try:
-            self.wait_for_end(workflow)
-        finally:
-            filler.unlink()
+        with filler.open("ab", buffering=0) as file:
+            while workflow.poll() is None:  # also the room that removed checkpoints leave
+                with contextlib.suppress(OSError):
+                    file.write(bytes(1 << 16))
+        self.wait_for_end(workflow)
+        filler.unlink()
 
     # Damage that is found at the next start
 

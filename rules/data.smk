@@ -3,75 +3,6 @@
 # Settings: recipe.*, paths.{parquet,tokenizer,converted}, scripts/params/<model>/data.yaml.
 # Scripts: scripts/data. Every Parquet file becomes one shard (.bin, .idx, .json), which is a target of
 # its own; lists of shards leave out what is finished (scripts/data/shards.py says what that is).
-from scripts.data.shards import Phase, conversion_recipe
-
-RECIPE = config["recipe"]
-TOKENIZER_FILES = [
-    f"{TOKENIZER}/{name}"
-    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
-]
-SHARD = f"{CONVERTED}/megatron_phase{{phase}}/phase{{phase}}_{{shard}}_{RECIPE['text_key']}_document"
-MANIFEST = CONVERTED + "/megatron_phase{phase}.manifest.parquet"
-INDEX = CONVERTED + "/megatron_phase{phase}.index.json"
-
-
-@cache
-def phase_files(phase):
-    """Where the files of a phase lie; python_library's shards are known before they are made."""
-    made = RECIPE["source_shards"] if RECIPE["source"] == "python_library" else 0
-    generated = tuple(f"part-{number:05d}" for number in range(made))
-    return Phase(int(phase), PARQUET, CONVERTED, generated, RECIPE["text_key"])
-
-
-def conversion():
-    """All that a shard depends on besides its Parquet file."""
-    settings = ("text_key", "end_of_document", "special_tokens_in_text", "invalid_utf8")
-    return conversion_recipe(TOKENIZER, **{name: RECIPE[name] for name in settings})
-
-
-@cache
-def stale_shards(phase):
-    """The files of the shards to convert; they are converted also where Snakemake sees no reason."""
-    ignore_changed_input_lists()
-    try:
-        stale = phase_files(phase).stale_shards(conversion())
-    except FileNotFoundError as error:
-        raise WorkflowError(str(error))
-    files = [file for shard in stale for file in phase_files(phase).files(shard)]
-    workflow.dag.forcefiles.update(files)
-    return files
-
-
-def all_stale_shards(wildcards):
-    """The files of the shards to convert, of all phases."""
-    return [file for phase in PHASES for file in stale_shards(phase)]
-
-
-def converted_since(wildcards):
-    """The shards that a manifest does not describe yet: to be converted, or newer than it."""
-    phase = int(wildcards.phase)
-    manifest = Path(MANIFEST.format(phase=phase))
-    newer = (
-        phase_files(phase).newer_shards(manifest.stat().st_mtime_ns)
-        if manifest.exists()
-        else []
-    )
-    return sorted({*stale_shards(phase), *newer})
-
-
-def index_recipe(wildcards):
-    """What the order depends on besides the shards, as phase_index.py's arguments."""
-    data, phase = (
-        PARAMETERS["data"],
-        PARAMETERS["data"]["phases"][int(wildcards.phase) - 1],
-    )
-    return (
-        f"--order {phase['order']} --seed {data['seed']}"
-        f" --sequence-length {PARAMETERS['hparams']['sequence_length']}"
-        f" --validation-fraction {data['validation_fraction']}"
-    )
-
-
 if RECIPE["source"] == "python_library":
 
     rule smoke_corpus:
@@ -108,17 +39,38 @@ if RECIPE["tokenizer"] == "train":
             "../envs/python.yaml"
         params:
             vocabulary=PARAMETERS["model"]["padded_vocab_size"],
-            folder=TOKENIZER,
+            folder=subpath(output[0], parent=True),
         shell:
             "exec python -m scripts.data.train_smoke_tokenizer --input {input:q}"
             " --vocab-size {params.vocabulary} --output-dir {params.folder:q} > {log:q} 2>&1"
+
+
+rule tokenizer:
+    """Checks that the tokenizer fits the model, and records what it is."""
+    input:
+        tokenizer=TOKENIZER_FILES,
+        model=f"{ROOT}/scripts/params/{config['model']}/model.yaml",
+    output:
+        TOKENIZER_FACTS,
+    log:
+        f"{ARTIFACTS}/logs/tokenizer.log",
+    conda:
+        "../envs/python.yaml"
+    params:
+        folder=tokenizer_folder,
+        end_of_document=RECIPE["end_of_document"],
+    shell:
+        "python -m scripts.data.tokenizer check --tokenizer {params.folder:q}"
+        " --model {input.model:q} --end-of-document {params.end_of_document:q}"
+        " --output {output:q} 2>&1 | tee {log:q}"
 
 
 rule convert:
     """Converts one Parquet file to one shard in Megatron's format."""
     input:
         parquet=f"{PARQUET}/phase{{phase}}/{{shard}}.parquet",
-        tokenizer=ancient(TOKENIZER_FILES),
+        tokenizer=TOKENIZER_FILES,  # not ancient: below a job that runs it would hide staleness
+        checked=TOKENIZER_FACTS,
     output:
         bin=f"{SHARD}.bin",
         idx=ensure(f"{SHARD}.idx", non_empty=True),
@@ -128,20 +80,26 @@ rule convert:
     conda:
         "../envs/python.yaml"
     threads: config["runtime"]["convert_threads"]
+    resources:
+        tokenizer_engine=config["runtime"]["tokenizer_engine"],
     params:
         folder=subpath(output.bin, parent=True),
-        tokenizer=TOKENIZER,
+        tokenizer=tokenizer_folder,
+        text_key=RECIPE["text_key"],
+        end_of_document=RECIPE["end_of_document"],
+        special_tokens=RECIPE["special_tokens_in_text"],
+        invalid_utf8=RECIPE["invalid_utf8"],
     shell:
         "exec python -m scripts.data.convert_phase_to_megatron"
         " --input {input.parquet:q}"
         " --output-dir {params.folder:q}"
         " --output-prefix-prefix phase{wildcards.phase}"
         " --tokenizer-model {params.tokenizer:q}"
-        " --text-key {RECIPE[text_key]:q}"
-        " --end-of-document {RECIPE[end_of_document]:q}"
-        " --special-tokens-in-text {RECIPE[special_tokens_in_text]}"
-        " --invalid-utf8 {RECIPE[invalid_utf8]}"
-        " --tokenizer-engine {config[runtime][tokenizer_engine]}"
+        " --text-key {params.text_key:q}"
+        " --end-of-document {params.end_of_document:q}"
+        " --special-tokens-in-text {params.special_tokens}"
+        " --invalid-utf8 {params.invalid_utf8}"
+        " --tokenizer-engine {resources.tokenizer_engine}"
         " --workers-per-shard {threads}"
         " > {log:q} 2>&1"
 
@@ -158,10 +116,13 @@ rule phase_manifest:
         "../envs/python.yaml"
     params:
         shards=lambda wildcards: digest(phase_files(wildcards.phase).shards),
+        parquet=PARQUET,
+        converted=subpath(output[0], parent=True),
+        text_key=RECIPE["text_key"],
     shell:
         "exec python -m scripts.data.phase_manifest --phase {wildcards.phase}"
-        " --parquet-dir {PARQUET:q} --converted-dir {CONVERTED:q}"
-        " --text-key {RECIPE[text_key]:q}"
+        " --parquet-dir {params.parquet:q} --converted-dir {params.converted:q}"
+        " --text-key {params.text_key:q}"
         " --output {output:q} > {log:q} 2>&1"
 
 

@@ -1,35 +1,40 @@
-# Figures and tables of `snakemake --report report.html`.
+# What people look at: `snakemake --report report.html`, `snakemake plan`, `snakemake status`.
 #
-# Scripts: scripts/report. The curves come from the step log, the shards from the phase manifests.
-LOSS = f"{ARTIFACTS}/report/loss.svg"
-LEARNING_RATE = f"{ARTIFACTS}/report/learning_rate.svg"
-SHARDS = f"{ARTIFACTS}/report/shards.csv"
+# Scripts: scripts/report. Curves come from the step log, data from the phases' indices; the overview
+# is one page with everything, the figures can also be looked at one by one.
+rule plot_data:
+    """Draws the lengths of documents and the rank curve."""
+    input:
+        [INDEX.format(phase=phase) for phase in PHASES],
+    output:
+        figures("Data"),
+    log:
+        f"{ARTIFACTS}/logs/{config['train_name']}/plot_data.log",
+    conda:
+        "../envs/python.yaml"
+    params:
+        folder=subpath(output[0], parent=True),
+    shell:
+        "exec python -m scripts.report.plot_data --index {input:q} --output-dir {params.folder:q}"
+        " > {log:q} 2>&1"
 
 
 rule plot_training:
-    """Draws loss and learning rate over all phases."""
+    """Draws loss, learning rate, gradient and throughput over all phases."""
     input:
         [MARKER.format(phase=phase) for phase in PHASES],
     output:
-        loss=report(
-            LOSS,
-            caption="../docs/report/loss.rst",
-            category="Training",
-            labels={"what": "loss"},
-        ),
-        learning_rate=report(
-            LEARNING_RATE,
-            caption="../docs/report/learning_rate.rst",
-            category="Training",
-            labels={"what": "learning rate"},
-        ),
+        figures("Training"),
     log:
         f"{ARTIFACTS}/logs/{config['train_name']}/plot_training.log",
     conda:
         "../envs/python.yaml"
+    params:
+        steps=STEPS,
+        folder=subpath(output[0], parent=True),
     shell:
-        "exec python -m scripts.report.plot_training --steps {STEPS:q} --loss {output.loss:q}"
-        " --learning-rate {output.learning_rate:q} > {log:q} 2>&1"
+        "exec python -m scripts.report.plot_training --steps {params.steps:q}"
+        " --output-dir {params.folder:q} > {log:q} 2>&1"
 
 
 rule shard_table:
@@ -52,12 +57,63 @@ rule shard_table:
         " > {log:q} 2>&1"
 
 
+rule overview:
+    """Puts figures and tables into one page."""
+    input:
+        markers=[MARKER.format(phase=phase) for phase in PHASES],
+        indices=[INDEX.format(phase=phase) for phase in PHASES],
+        figures=[f"{REPORT}/{name}.svg" for name in FIGURES],
+        verdict=VERDICT,
+        samples=GENERATIONS,
+    output:
+        report(
+            OVERVIEW,
+            caption="../docs/report/overview.rst",
+            category="Overview",
+            labels={"what": "all on one page"},
+        ),
+    log:
+        f"{ARTIFACTS}/logs/{config['train_name']}/overview.log",
+    conda:
+        "../envs/python.yaml"
+    resources:
+        settings=canonical_json(config),
+    params:
+        figures=lambda wildcards, input: Path(input.figures[0]).parent,
+    shell:
+        "exec python -m scripts.report.page --config {resources.settings:q}"
+        " --figures {params.figures:q}"
+        " --verdict {input.verdict:q}"
+        " --samples {input.samples:q}"
+        " --output {output:q} > {log:q} 2>&1"
+
+
 rule report:
     input:
-        LOSS,
-        LEARNING_RATE,
+        OVERVIEW,
         SHARDS,
-        GENERATIONS,
     localrule: True
     message:
         "Figures and tables are drawn; snakemake --report report.html puts them into one page."
+
+
+for _question, _answer in {
+    "plan": "Says what is left to do, how long it takes and what it needs.",
+    "status": "Says whether the run is healthy; fails if it is not.",
+}.items():
+
+    rule:
+        name:
+            _question
+        log:
+            f"{ARTIFACTS}/logs/{config['train_name']}/{_question}.log",
+        localrule: True
+        conda:
+            "../envs/python.yaml"
+        params:
+            script=f"scripts.report.{_question}",
+            settings=canonical_json(config),
+        message:
+            _answer
+        shell:
+            "python -m {params.script} --config {params.settings:q} | tee {log:q}"

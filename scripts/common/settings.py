@@ -5,6 +5,7 @@ is refused by name, together with what is allowed.
 """
 
 import difflib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,28 @@ def read_yaml(path: Path) -> Any:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise SettingsError(f"{path} is not valid YAML: {error}") from error
+
+
+def load_settings(*sources: str) -> dict[str, Any]:
+    """Returns the settings of config.yaml, checked.
+
+    A source is a YAML file or JSON itself; what a later one says wins.
+    """
+    settings: dict[str, Any] = {}
+    for source in sources:
+        part = json.loads(source) if source.lstrip().startswith("{") else read_yaml(Path(source))
+        settings = merge(settings, part or {})
+    return check(settings, ROOT / "rules" / "config.schema.yaml", "config.yaml")
+
+
+def merge(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings with changes put in, block by block."""
+    merged = dict(settings)
+    for key, value in changes.items():
+        before = merged.get(key)
+        both = isinstance(before, dict) and isinstance(value, dict)
+        merged[key] = merge(before, value) if both else value
+    return merged
 
 
 def check(settings: dict[str, Any], schema_file: Path, name: str) -> dict[str, Any]:

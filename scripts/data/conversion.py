@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,28 +13,82 @@ import numpy as np
 import pyarrow as pa
 
 from scripts.common import files
-from scripts.data.engines import Engine, TokenizerFolder
-from scripts.data.megatron_format import LONGEST_DOCUMENT, write_index
+from scripts.data.engines import Engine, EngineError, TokenizerFolder
+from scripts.data.exactness import Inexact, audit, check, hard_texts
+from scripts.data.megatron_format import LONGEST_DOCUMENT, index_bytes
 from scripts.data.parquet_text import ParquetTexts
 from scripts.data.shard_files import ShardFiles, writing
 
-BYTES_IN_FLIGHT = 16 << 20  # text that is read and not yet written, unless one document is longer
+BYTES_IN_FLIGHT = 8 << 20  # text that is read and not yet written, unless one document is longer
+ENGINES = ("auto", "fastokens", "tokenizers")
+
+
+@dataclass(frozen=True)
+class Tokenization:
+    """How text becomes tokens.
+
+    Attributes:
+        tokenizer: the tokenizer.
+        end_of_document_id: appended to each document.
+        engine: gives the ids.
+        fallback: whether the reference may take over from the engine.
+        fell_back: why it did.
+    """
+
+    tokenizer: TokenizerFolder
+    end_of_document_id: int
+    engine: Engine
+    fallback: bool = False
+    fell_back: str | None = None
+
+    def on_reference(self, reason: object) -> "Tokenization":
+        """Returns the same with the reference as engine."""
+        return replace(self, engine=self.tokenizer.reference, fallback=False, fell_back=str(reason))
+
+
+def tokenization(tokenizer: TokenizerFolder, end_of_document: str, engine: str) -> Tokenization:
+    """Chooses the engine: `auto` takes the fast one where it loads and agrees on the hard texts."""
+    if engine != "tokenizers":
+        tokenizer.load()
+    reference = Tokenization(
+        tokenizer, tokenizer.token_id(end_of_document), engine=tokenizer.reference
+    )
+    if engine == "tokenizers":
+        return reference
+    try:
+        check(tokenizer.fast, tokenizer.reference, hard_texts(tokenizer.special_tokens))
+    except (EngineError, Inexact) as error:
+        if engine == "fastokens":
+            raise
+        return reference.on_reference(error)
+    return replace(reference, engine=tokenizer.fast, fallback=engine == "auto")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a shard's content depends on, besides the file and the tokenizer."""
+    """How files are read.
 
-    text_key: str
-    end_of_document_id: int
-    replace_invalid_utf8: bool
-    batch_rows: int
-    threads: int
+    Attributes:
+        recipe: what a shard depends on besides its file (shards.conversion_recipe); recorded in it.
+        batch_rows: most rows of a batch.
+        threads: batches that are tokenized at once.
+    """
+
+    recipe: dict
+    batch_rows: int = 1_000
+    threads: int = 2
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a batch: ids with the ends of documents, lengths, ranks and counts."""
+    """The tokens of a batch.
+
+    Attributes:
+        ids: ids with the ends of documents, in the shard's dtype, (tokens,).
+        lengths: tokens of each document, its end included, int32 (documents,).
+        ranks: float64 (documents,), or None.
+        counts: what the sidecar counts.
+    """
 
     ids: np.ndarray
     lengths: np.ndarray
@@ -42,37 +96,90 @@ class Tokens:
     counts: Counter
 
 
-def tokenize(
-    engine: Engine,
-    source: ParquetTexts,
-    first: int,
-    table: pa.Table,
+def convert(
+    path: Path,
+    shard: ShardFiles,
+    how: Tokenization,
     settings: Settings,
-    tokenizer: TokenizerFolder,
-) -> Tokens:
-    """Returns the tokens of a batch of rows that begins at row `first`."""
-    documents = source.documents(first, table)
-    ids, ends = engine.encode(documents.texts)
-    lengths = np.diff(ends, prepend=0) + 1
-    if lengths.size and lengths.max() > LONGEST_DOCUMENT:
-        row = documents.rows[lengths.argmax()]
-        raise ValueError(f"{source.path}, row {row}: {lengths.max()} tokens do not fit int32")
-    spliced = np.insert(ids, ends, settings.end_of_document_id).astype(tokenizer.dtype, copy=False)
-    counts = Counter(
-        documents=len(documents.texts),
-        tokens=spliced.size,
-        null=documents.null,
-        empty=documents.empty,
-        invalid_utf8=documents.invalid_utf8,
-        special_token_text=count_texts(documents.texts, tokenizer.special_tokens),
+    progress: Callable[[int], object] = lambda rows: None,
+) -> dict:
+    """Converts one file and returns the content of its sidecar.
+
+    Raises:
+        ValueError: the file, or a document in it, cannot be used.
+        OSError: reading or writing failed; nothing is left under the final names.
+    """
+    with writing(shard) as partial:
+        try:
+            return write_shard(path, partial, how, settings, progress)
+        except (Inexact, EngineError) as error:
+            if not how.fallback:
+                raise
+            return write_shard(path, partial, how.on_reference(error), settings, progress)
+
+
+def write_shard(
+    path: Path,
+    shard: ShardFiles,
+    how: Tokenization,
+    settings: Settings,
+    progress: Callable[[int], object],
+) -> dict:
+    """Writes all files of a shard with one engine and returns the content of its sidecar."""
+    started = time.monotonic()
+    state = file_state(path)
+    source = ParquetTexts(
+        path,
+        settings.recipe["text_key"],
+        replace_invalid_utf8=settings.recipe["invalid_utf8"] == "replace",
     )
-    return Tokens(spliced, lengths.astype(np.int32), documents.ranks, counts)
+    counts, lengths, ranks, digest = Counter(), [], [], sha256()
 
+    def work(first: int, table: pa.Table) -> Tokens:
+        return tokenize(how, source, first, table)
 
-def count_texts(texts: list[str], special_tokens: list[str]) -> int:
-    """Returns how often special tokens occur in texts, as text."""
-    suspects = [text for text in texts if any(token in text for token in special_tokens)]
-    return sum(text.count(token) for text in suspects for token in special_tokens)
+    with ThreadPoolExecutor(settings.threads + 1) as pool, shard.bin.open("wb") as file:
+        source_digest = pool.submit(files.sha256, path)
+        for tokens in in_order(pool, source, settings, work):
+            file.write(tokens.ids.data)
+            digest.update(tokens.ids.data)
+            counts.update(tokens.counts)
+            lengths.append(tokens.lengths)
+            ranks.append(tokens.ranks)
+            progress(tokens.counts["rows"])
+    if file_state(path) != state:
+        raise ValueError(f"{path} changed while it was read; run again when it is complete")
+
+    dtype = how.tokenizer.dtype
+    index = index_bytes(np.concatenate([np.empty(0, np.int32), *lengths]), dtype)
+    shard.idx.write_bytes(index)
+    sidecar = {
+        "recipe": settings.recipe,
+        "source": {
+            "file": path.name,
+            "bytes": path.stat().st_size,
+            "sha256": source_digest.result(),
+        },
+        "rows": counts["rows"],
+        "documents": counts["documents"],
+        "tokens": counts["tokens"],
+        "skipped": {"null": counts["null"], "empty": counts["empty"]},
+        "invalid_utf8": counts["invalid_utf8"],
+        "special_token_text": counts["special_token_text"],
+        "end_of_document_id": how.end_of_document_id,
+        "tokenizer_sha256": how.tokenizer.sha256,
+        "engine": how.engine.name,
+        "engine_version": how.engine.version,
+        "fell_back": how.fell_back,
+        "audited": counts["audited"],
+        "dtype": dtype.name,
+        "bin": {"bytes": shard.bin.stat().st_size, "sha256": digest.hexdigest()},
+        "idx": {"bytes": len(index), "sha256": sha256(index).hexdigest()},
+        "rank": write_ranks(shard.ranks, ranks) if source.has_rank else None,
+        "seconds": round(time.monotonic() - started, 3),
+    }
+    shard.sidecar.write_text(json.dumps(sidecar, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    return sidecar
 
 
 def in_order(
@@ -81,84 +188,84 @@ def in_order(
     settings: Settings,
     work: Callable[[int, pa.Table], Tokens],
 ) -> Iterator[Tokens]:
-    """Yields work(first row, table) of each batch in order, with bounded text in flight."""
+    """Yields work(first row, rows) of each batch in order, with bounded text in flight."""
     waiting: deque[tuple[Future, int]] = deque()
     in_flight = 0
-    try:
-        for first, table in source.batches(settings.batch_rows):
-            while waiting and (
-                in_flight + table.nbytes > BYTES_IN_FLIGHT or len(waiting) > settings.threads
-            ):
-                future, size = waiting.popleft()
-                yield future.result()
-                in_flight -= size
-            waiting.append((pool.submit(work, first, table), table.nbytes))
-            in_flight += table.nbytes
-        while waiting:
-            yield waiting.popleft()[0].result()
-    finally:
-        for future, _ in waiting:
-            future.cancel()
+    for first, table in source.batches(settings.batch_rows):
+        while waiting and (
+            len(waiting) > settings.threads or in_flight + table.nbytes > BYTES_IN_FLIGHT
+        ):
+            future, size = waiting.popleft()
+            yield future.result()
+            in_flight -= size
+        waiting.append((pool.submit(work, first, table), table.nbytes))
+        in_flight += table.nbytes
+    while waiting:
+        yield waiting.popleft()[0].result()
 
 
-def convert(
-    path: Path, shard: ShardFiles, tokenizer: TokenizerFolder, settings: Settings, recipe: dict
-) -> dict:
-    """Converts one file and returns the content of its sidecar.
-
-    `recipe` (shards.conversion_recipe) is recorded in it: what the shard depends on, in words.
-    """
-    started = time.monotonic()
-    source = ParquetTexts(path, settings.text_key, settings.replace_invalid_utf8)
-    engine = tokenizer.fast
-    with writing(shard) as partial, ThreadPoolExecutor(settings.threads + 1) as pool:
-        source_digest = pool.submit(files.sha256, path)
-        counts, lengths, ranks, digest = Counter(), [], [], sha256()
-        with partial.bin.open("wb") as file:
-            for tokens in in_order(
-                pool,
-                source,
-                settings,
-                lambda first, table: tokenize(engine, source, first, table, settings, tokenizer),
-            ):
-                file.write(tokens.ids.data)
-                digest.update(tokens.ids.data)
-                counts.update(tokens.counts)
-                lengths.append(tokens.lengths)
-                ranks.append(tokens.ranks)
-        write_index(partial.idx, np.concatenate([np.empty(0, np.int32), *lengths]), tokenizer.dtype)
-        rank = write_ranks(partial.ranks, ranks) if source.has_rank else None
-        sidecar = {
-            "recipe": recipe,
-            "source": {
-                "file": path.name,
-                "bytes": path.stat().st_size,
-                "sha256": source_digest.result(),
-            },
-            "rows": source.rows,
-            "documents": counts["documents"],
-            "tokens": counts["tokens"],
-            "skipped": {"null": counts["null"], "empty": counts["empty"]},
-            "invalid_utf8": counts["invalid_utf8"],
-            "special_token_text": counts["special_token_text"],
-            "end_of_document_id": settings.end_of_document_id,
-            "tokenizer_sha256": tokenizer.sha256,
-            "engine": engine.name,
-            "engine_version": engine.version,
-            "dtype": tokenizer.dtype.name,
-            "bin": {"bytes": partial.bin.stat().st_size, "sha256": digest.hexdigest()},
-            "idx": {"bytes": partial.idx.stat().st_size, "sha256": files.sha256(partial.idx)},
-            "rank": rank,
-            "seconds": round(time.monotonic() - started, 3),
-        }
-        partial.sidecar.write_text(json.dumps(sidecar, indent=2) + "\n", encoding="utf-8")
-    return sidecar
+def tokenize(how: Tokenization, source: ParquetTexts, first: int, table: pa.Table) -> Tokens:
+    """Returns the tokens of a batch of rows that begins at row `first`."""
+    documents = source.documents(first, table)
+    ids, ends = how.engine.encode(documents.texts)
+    lengths = np.diff(ends, prepend=0) + 1
+    if lengths.size and lengths.max() > LONGEST_DOCUMENT:
+        row = documents.rows[lengths.argmax()]
+        raise ValueError(f"{source.path}, row {row}: {lengths.max()} tokens are too many for .idx")
+    audited = 0
+    if how.engine is not how.tokenizer.reference:
+        audited = audit(
+            how.engine, how.tokenizer.reference, documents, ids, ends, place=str(source.path)
+        )
+    spliced = np.insert(ids, ends, how.end_of_document_id)
+    counts = Counter(
+        rows=table.num_rows,
+        documents=len(documents.texts),
+        tokens=spliced.size,
+        null=documents.null,
+        empty=documents.empty,
+        invalid_utf8=documents.invalid_utf8,
+        special_token_text=occurrences(how.tokenizer.special_tokens, documents.texts),
+        audited=audited,
+    )
+    dtype = how.tokenizer.dtype
+    return Tokens(
+        spliced.view(dtype) if dtype.itemsize == spliced.itemsize else spliced.astype(dtype),
+        lengths.astype(np.int32),
+        documents.ranks,
+        counts,
+    )
 
 
-def write_ranks(path: Path, ranks: list[np.ndarray]) -> dict[str, float] | None:
-    """Writes the documents' ranks, float64 (documents,), and returns their range."""
+def occurrences(special_tokens: list[str], texts: list[str]) -> int:
+    """Returns how often special tokens stand in texts."""
+    prefix = common_prefix(special_tokens)  # one scan, not one for each token: Qwen's is "<|",
+    last = prefix[-1:]  # and a quicker one before it, for a single character
+    suspects = [text for text in texts if last in text and prefix in text]
+    return sum(text.count(token) for text in suspects for token in special_tokens)
+
+
+def common_prefix(texts: list[str]) -> str:
+    """Returns what all texts begin with."""
+    first, last = min(texts, default=""), max(texts, default="")
+    same = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return first[: next(same, len(first))]
+
+
+def file_state(path: Path) -> tuple[int, int, int]:
+    """Returns what changes when a file is replaced or written to."""
+    state = path.stat()
+    return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def write_ranks(path: Path, ranks: list[np.ndarray]) -> dict[str, float | int | None]:
+    """Writes the documents' ranks, float64 (documents,); returns their range and the gaps."""
     joined = np.concatenate([np.empty(0), *ranks])
     with path.open("wb") as file:
         np.save(file, joined)
-    known = joined[~np.isnan(joined)]
-    return {"min": known.min(), "max": known.max()} if known.size else None
+    known = joined[np.isfinite(joined)]
+    return {
+        "min": known.min() if known.size else None,
+        "max": known.max() if known.size else None,
+        "missing": joined.size - known.size,
+    }

@@ -8,15 +8,22 @@ ranks. There is no JSONL in between and no second pass; memory does not grow wit
         --input data/parquet/phase1/part-00000.parquet --output-dir data/converted/megatron_phase1 \
         --output-prefix-prefix phase1 --tokenizer-model data/tokenizer
 
-writes data/converted/megatron_phase1/phase1_part-00000_text_document.{bin,idx,json}.
+writes data/converted/megatron_phase1/phase1_part-00000_text_document.{bin,idx,json}. Several files
+share the start of one process (about a second); each is whole or absent, and a file that cannot be
+converted does not keep the others from it.
 """
 
 import argparse
+import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from scripts.data.conversion import Settings, convert
-from scripts.data.engines import ENGINES, TokenizerFolder
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from scripts.data.conversion import ENGINES, Settings, convert, tokenization
+from scripts.data.engines import TokenizerFolder
 from scripts.data.shard_files import ShardFiles
 from scripts.data.shards import conversion_recipe
 
@@ -28,13 +35,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--input", type=Path, nargs="+", metavar="FILE.parquet")
-    source.add_argument("--input-dir", type=Path, help="converts all *.parquet of this folder")
+    source.add_argument("--input-dir", type=Path, help="all *.parquet of this folder")
     parser.add_argument("--output-dir", type=Path, required=True)
-    parser.add_argument(
-        "--tokenizer-model", type=Path, required=True, help="the tokenizer's folder"
-    )
-    parser.add_argument("--text-key", default="text", help="text column (default: text)")
     parser.add_argument("--output-prefix-prefix", required=True, help="for example phase1")
+    parser.add_argument("--tokenizer-model", type=Path, required=True, help="its folder")
+    parser.add_argument("--text-key", default="text", help="text column (default: text)")
     parser.add_argument(
         "--end-of-document",
         default="<|endoftext|>",
@@ -46,48 +51,123 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default="as_text",
         help="whether text that looks like a special token becomes one (default: as_text)",
     )
-    parser.add_argument("--invalid-utf8", choices=("error", "replace"), default="error")
-    parser.add_argument("--tokenizer-engine", choices=ENGINES, default="auto")
-    parser.add_argument("--num-shards", type=int, help="only the first N files")
-    parser.add_argument("--workers-per-shard", type=int, default=2, help="threads (default: 2)")
-    parser.add_argument("--batch-size", type=int, default=1000, help="most rows of a batch")
-    parser.add_argument("--chunksize", type=int, help="accepted and not needed")
-    parser.add_argument("--megatron-dir", type=Path, help="accepted and not needed")
+    parser.add_argument(
+        "--invalid-utf8",
+        choices=("error", "replace"),
+        default="error",
+        help="what to do with bytes that are not UTF-8 (default: error)",
+    )
+    parser.add_argument(
+        "--tokenizer-engine",
+        choices=ENGINES,
+        default="auto",
+        help="auto: fastokens where it agrees with tokenizers, which is the reference",
+    )
+    parser.add_argument(
+        "--workers-per-shard", type=positive, default=2, help="threads of a file (default: 2)"
+    )
+    parser.add_argument(
+        "--num-shards", type=positive, default=1, help="files converted at once (default: 1)"
+    )
+    parser.add_argument(
+        "--batch-size", type=positive, default=1000, help="most documents of a batch"
+    )
+    parser.add_argument("--megatron-dir", type=Path, help="not needed; accepted")
+    parser.add_argument("--chunksize", type=int, help="not needed; accepted")
     return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Converts the files of the command line."""
-    arguments = parse(argv)
-    inputs = arguments.input or sorted(arguments.input_dir.glob("*.parquet"))
-    try:
-        tokenizer = TokenizerFolder(
-            arguments.tokenizer_model, arguments.special_tokens_in_text == "as_text"
-        )
-        settings = Settings(
-            text_key=arguments.text_key,
-            end_of_document_id=tokenizer.end_of_document_id(arguments.end_of_document),
-            replace_invalid_utf8=arguments.invalid_utf8 == "replace",
-            batch_rows=arguments.batch_size,
-            threads=arguments.workers_per_shard,
-        )
-        recipe = conversion_recipe(
+def positive(text: str) -> int:
+    """Parses a whole number above zero."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not above zero")
+    return value
+
+
+def shard_files(arguments: argparse.Namespace, path: Path) -> ShardFiles:
+    """Returns the files that a Parquet file becomes."""
+    name = f"{arguments.output_prefix_prefix}_{path.stem}_{arguments.text_key}_document"
+    return ShardFiles(arguments.output_dir / name)
+
+
+def convert_all(arguments: argparse.Namespace, inputs: list[Path]) -> list[str]:
+    """Converts the files and returns what went wrong."""
+    how = tokenization(
+        TokenizerFolder(
+            arguments.tokenizer_model,
+            special_tokens_as_text=arguments.special_tokens_in_text == "as_text",
+        ),
+        arguments.end_of_document,
+        arguments.tokenizer_engine,
+    )
+    settings = Settings(
+        conversion_recipe(
             arguments.tokenizer_model,
             arguments.text_key,
             arguments.end_of_document,
             arguments.special_tokens_in_text,
             arguments.invalid_utf8,
-        )
-        for path in inputs[: arguments.num_shards]:
-            name = f"{arguments.output_prefix_prefix}_{path.stem}_{arguments.text_key}_document"
-            shard = ShardFiles(arguments.output_dir / name)
-            sidecar = convert(path, shard, tokenizer, settings, recipe)
-            print(
-                f"{shard.bin}: {sidecar['documents']} documents, {sidecar['tokens']} tokens, "
-                f"{sidecar['seconds']} s"
-            )
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        ),
+        batch_rows=arguments.batch_size,
+        threads=arguments.workers_per_shard,
+    )
+    failures = []
+    with (
+        tqdm(total=sum(map(rows, inputs)), unit=" rows", unit_scale=True, disable=None) as bar,
+        ThreadPoolExecutor(arguments.num_shards) as pool,
+    ):
+        shards = [shard_files(arguments, path) for path in inputs]
+        work = [
+            pool.submit(convert, path, shard, how, settings, bar.update)
+            for path, shard in zip(inputs, shards, strict=True)
+        ]
+        for shard, future in zip(shards, work, strict=True):
+            try:
+                bar.write(summary(shard, future.result()))
+            except (ValueError, OSError, RuntimeError) as error:
+                failures.append(str(error))
+    return failures
+
+
+def rows(path: Path) -> int:
+    """Returns how many rows a file says it has; 0 where it cannot be read (reported later)."""
+    try:
+        return pq.read_metadata(path).num_rows
+    except (OSError, ValueError):
+        return 0
+
+
+def summary(shard: ShardFiles, sidecar: dict) -> str:
+    """Returns the lines that say what became of a file."""
+    lines = [
+        f"{shard.bin}: {sidecar['documents']:,} documents, {sidecar['tokens']:,} tokens, "
+        f"end of document {sidecar['end_of_document_id']}, {sidecar['engine']}, "
+        f"{sidecar['seconds']} s"
+    ]
+    if not sidecar["documents"]:
+        lines.append(f"warning: {sidecar['source']['file']} holds no documents")
+    if any(sidecar["skipped"].values()):
+        lines.append(f"skipped: {sidecar['skipped']}")
+    if sidecar["fell_back"]:
+        lines.append(f"warning: tokenizers was used, since {sidecar['fell_back']}")
+    if sidecar["rank"] and sidecar["rank"]["missing"]:
+        lines.append(f"warning: {sidecar['rank']['missing']} documents have no rank")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Converts the files of the command line; exits with 1 where one could not be."""
+    arguments = parse(argv)
+    inputs = arguments.input or sorted(arguments.input_dir.glob("*.parquet"))
+    if not inputs:
+        sys.exit(f"error: no *.parquet in {arguments.input_dir}")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once; the next run removes what is left over
+    try:
+        failures = convert_all(arguments, inputs)
+    except (ValueError, OSError, RuntimeError) as error:
+        failures = [str(error)]
+    if failures:
+        sys.exit("\n".join(f"error: {failure}" for failure in failures))
 
 
 if __name__ == "__main__":

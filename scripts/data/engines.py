@@ -7,6 +7,7 @@ scale and nothing ever forks.
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +22,9 @@ from scripts.data.megatron_format import token_dtype
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["FASTOKENS_BPE_THREADS"] = "1"
 
-ENGINES = ("auto", "fastokens", "tokenizers")
+
+class EngineError(RuntimeError):
+    """A fast engine that cannot be used, or that failed."""
 
 
 class Engine(Protocol):
@@ -31,7 +34,7 @@ class Engine(Protocol):
     version: str
 
     def encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ids, uint32 (tokens,), and the offset at which each text ends, (texts,)."""
+        """Returns ids, uint32 (tokens,), and the offset at which each text ends, int64 (texts,)."""
 
 
 class TokenizersEngine:
@@ -43,7 +46,10 @@ class TokenizersEngine:
         from tokenizers import Tokenizer
 
         self.version = version(self.name)
-        self.tokenizer = Tokenizer.from_file(str(file))
+        try:
+            self.tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises no narrower type
+            raise ValueError(f"{file} is not a tokenizer: {error}") from error
         self.tokenizer.encode_special_tokens = special_tokens_as_text
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -62,32 +68,45 @@ class FastokensEngine:
     name = "fastokens"
 
     def __init__(self, file: Path, special_tokens_as_text: bool) -> None:
-        import fastokens
-
-        self.version = version(self.name)
-        self.tokenizer = fastokens.Tokenizer.from_file(str(file))
-        self.tokenizer.no_truncation()
         self.special_tokens_as_text = special_tokens_as_text
+        try:
+            import fastokens
+
+            self.version = version(self.name)
+            self.tokenizer = fastokens.Tokenizer.from_file(str(file))
+            self.tokenizer.no_truncation()
+        except Exception as error:  # no wheel for this machine, or a tokenizer it does not support
+            raise EngineError(f"fastokens cannot load {file}: {error}") from error
 
     def encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns ids and ends, see `Engine`."""
-        ids, offsets = self.tokenizer.encode_batch_flat(
-            texts, add_special_tokens=False, split_special_tokens=self.special_tokens_as_text
-        )
+        try:
+            ids, offsets = self.tokenizer.encode_batch_flat(
+                texts, add_special_tokens=False, split_special_tokens=self.special_tokens_as_text
+            )
+        except Exception as error:
+            raise EngineError(f"fastokens failed: {error}") from error
         return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8")[1:].astype(np.int64)
 
 
 class TokenizerFolder:
-    """A tokenizer on the disk: its engines, its vocabulary, its end of document."""
+    """A tokenizer on the disk: its engines and its vocabulary."""
 
-    def __init__(self, folder: Path, special_tokens_as_text: bool) -> None:
+    def __init__(self, folder: Path, special_tokens_as_text: bool = True) -> None:
         self.file = Path(folder) / "tokenizer.json"
         if not self.file.is_file():
-            raise FileNotFoundError(
-                f"{self.file} is missing: give the folder that holds the tokenizer's four files"
+            raise ValueError(
+                f"{self.file} is missing; give the folder that holds the tokenizer's four files"
             )
         self.special_tokens_as_text = special_tokens_as_text
         self.sha256 = sha256(self.file)
+
+    def load(self) -> None:
+        """Loads both engines at once: each takes up to a second, and they need no lock."""
+        with ThreadPoolExecutor(1) as pool:
+            fast = pool.submit(lambda: self.fast)
+            self.reference  # noqa: B018
+            fast.exception()  # raised again, and handled, where the engine is chosen
 
     @cached_property
     def reference(self) -> TokenizersEngine:
@@ -96,7 +115,7 @@ class TokenizerFolder:
 
     @cached_property
     def fast(self) -> FastokensEngine:
-        """The fast engine."""
+        """The fast engine; raises EngineError where it cannot be used."""
         return FastokensEngine(self.file, self.special_tokens_as_text)
 
     @cached_property
@@ -104,10 +123,13 @@ class TokenizerFolder:
         """The largest id, added tokens included, plus one."""
         return max(self.reference.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype:
         """The dtype of the stored ids."""
-        return token_dtype(self.vocabulary_size)
+        size = self.reference.tokenizer.get_vocab_size(with_added_tokens=True)
+        if token_dtype(size).itemsize < 4:  # make sure: there may be gaps between the ids
+            size = self.vocabulary_size
+        return token_dtype(size)
 
     @cached_property
     def special_tokens(self) -> list[str]:
@@ -115,18 +137,16 @@ class TokenizerFolder:
         added = self.reference.tokenizer.get_added_tokens_decoder().values()
         return [token.content for token in added if token.special]
 
-    def end_of_document_id(self, token: str) -> int:
-        """Returns the id of a token given by its text or, all digits, by its id."""
+    def token_id(self, token: str) -> int:
+        """Returns the id of a token that is given by its text or, in digits, by its id."""
         if token.isdecimal():
-            if int(token) < self.vocabulary_size:
-                return int(token)
-            raise ValueError(
-                f"end of document {token}: {self.file} has only {self.vocabulary_size} ids"
-            )
+            if self.reference.tokenizer.id_to_token(int(token)) is None:
+                raise ValueError(f"{self.file} has no id {token}")
+            return int(token)
         found = self.reference.tokenizer.token_to_id(token)
         if found is None:
             raise ValueError(
-                f"end of document {token!r} is no token of {self.file}; its special tokens: "
+                f"{token!r} is no token of {self.file}; its special tokens are "
                 f"{' '.join(self.special_tokens)}"
             )
         return found

@@ -33,17 +33,31 @@ def token_dtype(vocabulary_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocabulary_size < UINT16_VOCABULARY else np.int32)
 
 
-def write_index(path: Path, lengths: np.ndarray, dtype: np.dtype) -> None:
-    """Writes an `.idx` file for documents of `lengths` tokens ((documents,), integers)."""
-    lengths = np.asarray(lengths, np.int32)
-    ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
-    offsets = np.concatenate([[0], ends[:-1]]) if lengths.size else ends
-    with Path(path).open("wb") as file:
-        code = DTYPE_CODES[dtype]
-        file.write(HEADER.pack(MAGIC, VERSION, code, lengths.size, lengths.size + 1))
-        for array in (
-            lengths.astype("<i4"),
-            offsets.astype("<i8"),
-            np.arange(lengths.size + 1, dtype="<i8"),
-        ):
-            file.write(array.data)
+def index_bytes(lengths: np.ndarray, dtype: np.dtype) -> bytes:
+    """Returns the content of `.idx` for documents of `lengths` tokens ((documents,), integers)."""
+    lengths = np.asarray(lengths, "<i4")
+    ends = np.cumsum(lengths, dtype="<i8") * dtype.itemsize
+    offsets = ends - lengths * np.int64(dtype.itemsize)
+    boundaries = np.arange(lengths.size + 1, dtype="<i8")
+    header = HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], lengths.size, boundaries.size)
+    return b"".join([header, lengths, offsets, boundaries])
+
+
+def read_index(path: Path) -> tuple[np.dtype, np.ndarray]:
+    """Returns the ids' dtype and the documents' lengths in tokens, int32 (documents,).
+
+    Raises ValueError where the file is not what `write_index` would write for these lengths.
+    """
+    content = Path(path).read_bytes()
+    if len(content) < HEADER.size or not content.startswith(MAGIC):
+        raise ValueError(f"{path} is not a Megatron index")
+    _, version, code, sequences, _ = HEADER.unpack_from(content)
+    dtypes = {code: dtype for dtype, code in DTYPE_CODES.items()}
+    if version != VERSION or code not in dtypes:
+        raise ValueError(f"{path}: version {version} or dtype code {code} is not known here")
+    if len(content) != HEADER.size + 20 * sequences + 8:
+        raise ValueError(f"{path} has {len(content)} bytes, not those of {sequences} documents")
+    lengths = np.frombuffer(content, "<i4", sequences, HEADER.size)
+    if content != index_bytes(lengths, dtypes[code]):
+        raise ValueError(f"{path}: offsets or document boundaries do not follow from the lengths")
+    return dtypes[code], lengths

@@ -13,7 +13,7 @@ RANK_KEY = "rank"
 READ_BUFFER = 1 << 20  # bytes; without pre-buffering: a row group is never held whole
 READ_ROWS = 64  # rows decoded at once: bounds the memory where a dictionary repeats long documents
 READ_BYTES = 1 << 20  # text decoded at once, where rows are long
-BATCH_BYTES = 4 << 20  # text in a batch: enough to make the work per batch negligible
+BATCH_BYTES = 1 << 20  # text in a batch: fits the cache, and work per batch is negligible
 
 
 class ParquetError(ValueError):
@@ -55,11 +55,12 @@ class ParquetTexts:
         except (pa.ArrowException, OSError) as error:
             raise ParquetError(f"{path} is not a readable Parquet file: {error}") from error
         schema = self.file.schema_arrow
-        self._check(schema)
+        self._check_text(schema)
+        self._check_rank(schema)
         self.rows = self.file.metadata.num_rows
         self.has_rank = RANK_KEY in schema.names
 
-    def _check(self, schema: pa.Schema) -> None:
+    def _check_text(self, schema: pa.Schema) -> None:
         index = schema.get_field_index(self.text_key)
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
         if index < 0:
@@ -72,6 +73,11 @@ class ParquetTexts:
                 f"{self.path}: column {self.text_key!r} holds {schema.field(index).type}, "
                 f"not text; the file has: {columns}"
             )
+
+    def _check_rank(self, schema: pa.Schema) -> None:
+        kind = schema.field(RANK_KEY).type if RANK_KEY in schema.names else pa.float64()
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            raise ParquetError(f"{self.path}: column {RANK_KEY!r} holds {kind}, not numbers")
 
     def batches(self, batch_rows: int) -> Iterator[tuple[int, pa.Table]]:
         """Yields (first row, table of text and perhaps ranks), at most `batch_rows` rows each."""
@@ -111,9 +117,7 @@ class ParquetTexts:
     def documents(self, first: int, table: pa.Table) -> Documents:
         """Returns the documents of a batch that begins at row `first` of the file."""
         texts, invalid = self._texts(first, table[self.text_key])
-        ranks = None
-        if self.has_rank:
-            ranks = pc.cast(table[RANK_KEY], pa.float64()).to_numpy()
+        ranks = self._ranks(first, table[RANK_KEY]) if self.has_rank else None
         null, empty = texts.count(None), texts.count("")
         kept = np.arange(len(texts))
         if null or empty:
@@ -121,6 +125,14 @@ class ParquetTexts:
             texts = [text for text in texts if text]
             ranks = ranks[kept] if ranks is not None else None
         return Documents(texts, first + kept, ranks, null, empty, invalid)
+
+    def _ranks(self, first: int, column: pa.ChunkedArray) -> np.ndarray:
+        """Returns the ranks as float64, NaN where they are missing."""
+        try:
+            return pc.cast(column, pa.float64()).to_numpy()
+        except pa.ArrowInvalid as error:
+            place = f"{self.path}, column {RANK_KEY!r}, at or after row {first}"
+            raise ParquetError(f"{place}: {error}") from error
 
     def _texts(self, first: int, column: pa.ChunkedArray) -> tuple[list[str | None], int]:
         """Returns the column as strings, and in how many documents bytes were replaced."""

@@ -1,5 +1,6 @@
 """The files of one shard, written together or not at all, by one process at a time."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -99,6 +100,14 @@ def writing(shard: ShardFiles) -> Iterator[ShardFiles]:
                 else:
                     final.unlink(missing_ok=True)
             sync(shard.prefix.parent)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise OSError(
+                error.errno,
+                f"{error.strerror}; nothing was left behind, make room and run again",
+                str(shard.bin),
+            ) from error
         finally:
             _remove(partial)
 

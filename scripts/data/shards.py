@@ -60,6 +60,24 @@ def conversion_recipe(
     }
 
 
+def configured_recipe(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the conversion recipe of config.yaml."""
+    names = ("text_key", "end_of_document", "special_tokens_in_text", "invalid_utf8")
+    recipe = {name: settings["recipe"][name] for name in names}
+    return conversion_recipe(settings["paths"]["tokenizer"], **recipe)
+
+
+def configured_phase(settings: dict[str, Any], number: int) -> "Phase":
+    """Returns where config.yaml has the files of a phase.
+
+    The shards of python_library are known before they are made.
+    """
+    recipe, paths = settings["recipe"], settings["paths"]
+    made = recipe["source_shards"] if recipe["source"] == "python_library" else 0
+    generated = tuple(f"part-{shard:05d}" for shard in range(made))
+    return Phase(number, paths["parquet"], paths["converted"], generated, recipe["text_key"])
+
+
 @dataclass(frozen=True)
 class Phase:
     """Where the files of one phase lie; `parquet` and `converted` are the configured folders.
@@ -131,15 +149,31 @@ class Phase:
         """Returns the names of the phase's shards in order."""
         return list(self.sources)
 
+    def missing_parquet(self) -> list[str]:
+        """Returns the Parquet files that the source table lists and that are not there whole."""
+        there = _listing(self.raw_folder, (SUFFIX,))
+        return [
+            self.raw(shard)
+            for shard, listed in self.sources.items()
+            if listed and there.get(f"{shard}{SUFFIX}", [0, -1])[1] != listed.bytes
+        ]
+
+    def drop_converted_parquet(self) -> None:
+        """Deletes the Parquet files of finished shards that can be downloaded again.
+
+        Snakemake drops each file itself once it is converted; this is for what is left where it
+        was killed between the two.
+        """
+        unfinished = self.stale_shards(recipe={})
+        for shard, listed in self.sources.items():
+            if listed and listed.sha256 and shard not in unfinished:
+                Path(self.raw(shard)).unlink(missing_ok=True)
+
     def newer_shards(self, time_ns: int) -> list[str]:
         """Returns the index files that were written after a time (ns since the epoch)."""
-        entries = _listing(self.folder)
-        paths = (self.file(shard, "idx") for shard in self.sources)
-        return [
-            path
-            for path in paths
-            if (entry := entries.get(Path(path).name)) and entry.stat().st_mtime_ns > time_ns
-        ]
+        written = _listing(self.folder, (".idx",))
+        names = (f"{self.prefix(shard)}.idx" for shard in self.sources)
+        return [f"{self.folder}/{name}" for name in names if written.get(name, [0])[0] > time_ns]
 
     def stale_shards(self, recipe: dict[str, Any]) -> dict[str, str]:
         """Returns the shards to convert, in order, each with the reason in words."""

@@ -27,40 +27,47 @@ SHOWN = 10  # names printed of a long list of differences
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Writes the source table of one phase, or compares it with the source."""
+    """Writes the source tables of the phases, or compares them with the source."""
     arguments = parse(argv)
-    path = table_path(arguments.parquet, arguments.phase)
     try:
-        listed = listing(arguments)
-        if path.exists() and not arguments.update:
-            compare(path, read_table(path), listed)
-        else:
-            write_table(path, listed)
-            size = sum(file.bytes for file in listed.files.values())
-            print(f"{path}: {len(listed.files):,} files, {size / 1e9:,.1f} GB, {listed.origin}")
+        reports = [manifest(arguments, phase) for phase in arguments.phase]
     except (HubError, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
+    if any(reports):
+        sys.exit("\n".join(report for report in reports if report))
+
+
+def manifest(arguments: argparse.Namespace, phase: int) -> str:
+    """Writes the source table of a phase, or returns in what the source differs from it."""
+    path = table_path(arguments.parquet, phase)
+    listed = listing(arguments, phase)
+    if path.exists() and not arguments.update:
+        return compare(path, read_table(path), listed)
+    write_table(path, listed)
+    size = sum(file.bytes for file in listed.files.values())
+    print(f"{path}: {len(listed.files):,} files, {size / 1e9:,.1f} GB, {listed.origin}")
+    return ""
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--phase", type=int, required=True)
+    parser.add_argument("--phase", type=int, nargs="+", required=True)
     parser.add_argument("--parquet", required=True, help="folder of phase1, phase2, … and tables")
     parser.add_argument("--repository", help="dataset repository on the hub; without: a folder")
     parser.add_argument("--revision", default="main", help="branch, tag, refs/pr/N or commit")
-    parser.add_argument("--folder", help="in the repository, default phase{phase}")
+    parser.add_argument("--folder", default="phase{phase}", help="in the repository")
     parser.add_argument("--digests", action="store_true", help="hash the files of a local folder")
     parser.add_argument("--update", action="store_true", help="replace a table that differs")
     return parser.parse_args(argv)
 
 
-def listing(arguments: argparse.Namespace) -> SourceTable:
-    """Lists the phase's files where the command line says that they are."""
+def listing(arguments: argparse.Namespace, phase: int) -> SourceTable:
+    """Lists a phase's files where the command line says that they are."""
     if arguments.repository:
-        folder = (arguments.folder or "phase{phase}").format(phase=arguments.phase)
+        folder = arguments.folder.replace("{phase}", str(phase))
         return hub_listing(arguments.repository, arguments.revision, folder)
-    return local_listing(Phase(arguments.phase, arguments.parquet, ""), arguments.digests)
+    return local_listing(Phase(phase, arguments.parquet, ""), arguments.digests)
 
 
 def hub_listing(repository: str, revision: str, folder: str) -> SourceTable:
@@ -100,30 +107,28 @@ def local_listing(phase: Phase, digests: bool) -> SourceTable:
     return SourceTable({"folder": phase.raw_folder}, files)
 
 
-def compare(path: Path, table: SourceTable, listed: SourceTable) -> None:
-    """Reports whether the source still is what the table says; exits with 1 if not."""
+def compare(path: Path, table: SourceTable, listed: SourceTable) -> str:
+    """Returns in what the source is no longer what the table says; "" if it still is."""
+    both = table.files.keys() & listed.files.keys()
     changes = {
-        "new": sorted(listed.files.keys() - table.files.keys()),
-        "gone": sorted(table.files.keys() - listed.files.keys()),
-        "changed": sorted(
-            name
-            for name in table.files.keys() & listed.files.keys()
-            if differ(table.files[name], listed.files[name])
-        ),
+        "new": listed.files.keys() - table.files.keys(),
+        "gone": table.files.keys() - listed.files.keys(),
+        "changed": {name for name in both if differ(table.files[name], listed.files[name])},
     }
     if not any(changes.values()):
         print(f"{path}: {len(table.files):,} files, as in the source")
-        return
+        return ""
     lines = [
-        f"{len(names):,} {kind}: {', '.join(names[:SHOWN])}{' …' if len(names) > SHOWN else ''}"
+        f"{len(names):,} {kind}: {', '.join(sorted(names)[:SHOWN])}{' …' * (len(names) > SHOWN)}"
         for kind, names in changes.items()
         if names
     ]
-    sys.exit(
+    return (
         f"{path} stays as it is, but the source has changed since it was made:\n  "
         + "\n  ".join(lines)
         + f"\nwas {table.origin}\nis  {listed.origin}\n"
-        "Add --update to take over the new listing: shards whose content changed are made again"
+        "Run scripts/data/source_manifest.py with --update to take over the new listing: shards "
+        "whose content has changed are made again"
     )
 
 

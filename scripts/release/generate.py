@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from scripts.common.files import read_json, write_json
 from scripts.release.checkpoint import CheckpointError
 from scripts.release.export import read_export
+from scripts.release.hf_model import load_model
 
 PROMPTS = Path(__file__).with_name("prompts.json")
 
@@ -46,13 +46,12 @@ def generate(export: Path, prompts: list[str], max_new_tokens: int) -> list[dict
         For each prompt: prompt, continuation, tokens (how many were generated) and
         finished (whether the model ended the document itself).
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(export)
-    model = AutoModelForCausalLM.from_pretrained(export, dtype="auto").to(device).eval()
+    model = load_model(export)
     end_id = model.generation_config.eos_token_id
     continuations = []
     for prompt in tqdm(prompts, unit="prompt", desc="generate", disable=None):
-        inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).to(device)
+        inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).to(model.device)
         output = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
         new_ids = output[0, inputs["input_ids"].shape[1] :].tolist()
         continuations.append(

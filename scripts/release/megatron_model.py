@@ -30,8 +30,11 @@ def one_process() -> Iterator[None]:
     """Gives Megatron the process group that it insists on: this process, no port, no GPU.
 
     Megatron's rotary embedding and its checkpoint writer ask for the current CUDA device; here they
-    are told that it is the CPU.
+    are told that it is the CPU. Within another `one_process` this one changes nothing.
     """
+    if torch.distributed.is_initialized():
+        yield
+        return
     torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     initialize_rng_tracker(inference_rng_tracker=True)

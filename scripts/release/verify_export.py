@@ -18,26 +18,24 @@ logits of one long text (21 GB in all for qwen3_1p7b).
 
 import argparse
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from scripts.common.files import sha256, write_json
 from scripts.release import megatron_model
 from scripts.release.architecture import Architecture, ArchitectureError
 from scripts.release.checkpoint import Checkpoint, CheckpointError
 from scripts.release.export import read_export
+from scripts.release.hf_model import Logits, hf_logits, load_model
 from scripts.release.verification_texts import TEXTS, long_text
 
 TOLERANCE = 1e-3  # of a logit, fp32; measured: 8e-7 on a small model, more with depth
 CONTINUATION_TOKENS = 16
-
-Logits = Callable[[torch.Tensor], torch.Tensor]  # tokens [1, length] → logits [1, length, rows]
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,7 @@ def verify(
     """
     provenance = read_export(export)
     dtype = getattr(torch, provenance["dtype"])
-    model = AutoModelForCausalLM.from_pretrained(
-        export, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = load_model(export, torch.float32, "cpu")
     reference = megatron_model.build(architecture)
     megatron_model.load(reference, checkpoint.folder)
     round_weights(reference, dtype)
@@ -135,16 +131,6 @@ def compare(
 def megatron_logits(model: torch.nn.Module) -> Logits:
     """Returns Megatron's function from tokens to logits."""
     return lambda tokens: megatron_model.logits(model, tokens)
-
-
-def hf_logits(model: PreTrainedModel) -> Logits:
-    """Returns transformers' function from tokens to logits."""
-
-    def compute(tokens: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            return model(tokens, use_cache=False).logits
-
-    return compute
 
 
 def same_vocabulary_rows(

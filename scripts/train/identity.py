@@ -86,6 +86,18 @@ def read_record(run: Run) -> dict:
     return {"train_name": run.name, "identity": None, "phases": {}}
 
 
+def note_completion(run: Run, phase: int, checkpoint_sha256: str) -> None:
+    """Enters that a phase is complete, with the digest of its last checkpoint's integrity.json."""
+    record = read_record(run)
+    record["phases"][str(phase)]["checkpoint_sha256"] = checkpoint_sha256
+    write_json(run.record, record)
+
+
+def noted_completion(run: Run, phase: int) -> str | None:
+    """Returns what `note_completion` entered, None for a phase that is not complete."""
+    return read_record(run)["phases"].get(str(phase), {}).get("checkpoint_sha256")
+
+
 def phase_ends(run: Run) -> list[int]:
     """Returns the last iterations of the phases that have begun."""
     record = read_json(run.record) if run.record.exists() else {"phases": {}}

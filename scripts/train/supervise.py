@@ -15,7 +15,7 @@ from scripts.train.run import Run
 from scripts.train.step_log import duration, line_for_people
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.1
 STALE_REQUEST_SECONDS = 60  # a request to stop that is older was meant for an earlier launch
 STALL_STEPS = 20  # a step that takes so many times the last one's time is called a stall
 STALL_SECONDS = 120  # but not before

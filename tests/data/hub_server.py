@@ -9,9 +9,12 @@ import hashlib
 import json
 import re
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from huggingface_hub import constants
 
 COMMIT = "c0ffee" + "0" * 34
 PAGE = 1000
@@ -72,6 +75,19 @@ class Hub:
     def ranges(self):
         """The first bytes from which content was asked for, in order."""
         return [start for _, start in (r for r in self.requests if r[0].startswith("GET /cdn"))]
+
+
+def point_at(url, monkeypatch):
+    """Does what HF_ENDPOINT and HF_HUB_DISABLE_XET do when huggingface_hub is imported.
+
+    Chunks are small, so that a cut shows, and nothing waits.
+    """
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
 
 def sha256(content):
@@ -173,7 +189,8 @@ class _Handler(BaseHTTPRequestHandler):
         content = self.hub.files[path]
         headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if not self.hub.lfs(path):
-            self.send(200, content, headers | {"ETag": f'"{git_id(content)}"'})
+            headers["ETag"] = f'"{git_id(content)}"'
+            self.send(200, self.corrupted(content), headers)
             return
         headers |= {
             "Location": f"{self.hub.cdn}/{path}",
@@ -186,14 +203,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(302, b"", headers)
 
     def content(self, path, start):
-        content = self.hub.files[path]
-        if self.current and self.current.corrupt:
-            content = content[:-1] + bytes([content[-1] ^ 1])
+        content = self.corrupted(self.hub.files[path])
         if start and not self.hub.ignore_ranges:
             spread = f"bytes {start}-{len(content) - 1}/{len(content)}"
             self.send(206, content[start:], {"Content-Range": spread})
         else:
             self.send(200, content)
+
+    def corrupted(self, content):
+        if self.current and self.current.corrupt:
+            return content[:-1] + bytes([content[-1] ^ 1])
+        return content
 
     def error(self, code, headers=None):
         self.send(404, b"{}", {"X-Error-Code": code, "X-Error-Message": code} | (headers or {}))

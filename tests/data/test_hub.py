@@ -11,7 +11,7 @@ import pytest
 from scripts.data import download_kaiyuan, hub, source_manifest
 from scripts.data.hub import HubError, RemoteFile, Repository
 from scripts.data.source_table import read_table
-from tests.data.hub_server import COMMIT, Hub, git_id, sha256
+from tests.data.hub_server import COMMIT, Hub, git_id, point_at, sha256
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 FILES = {
@@ -23,20 +23,10 @@ FILES = {
 NAME = "part-00002.parquet"
 
 
-def point_at(url, monkeypatch):
-    """Does what HF_ENDPOINT does when huggingface_hub is imported."""
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
-    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-
-
 @pytest.fixture
 def server(monkeypatch):
     with Hub(FILES) as server:
         point_at(server.url, monkeypatch)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)
-        monkeypatch.setattr(time, "sleep", lambda seconds: None)
         yield server
 
 
@@ -279,7 +269,6 @@ def test_unknown_names_and_absent_or_local_tables_are_sentences(listed, parquet)
 
 def test_an_unreachable_hub_is_a_sentence(parquet, monkeypatch):
     point_at("http://127.0.0.1:9", monkeypatch)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     with pytest.raises(SystemExit, match="no connection to the hub"):
         manifest(parquet)
 

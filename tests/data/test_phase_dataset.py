@@ -1,66 +1,237 @@
-"""Tests of the data set that the training loop reads, against pandas' sort and Megatron's masks."""
+"""Tests of the data set that training reads, against pandas' sort and Megatron's reader."""
 
-import pickle
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+from megatron.training.datasets.data_samplers import MegatronPretrainingSampler
+from torch.utils.data import DataLoader
 
-from scripts.data.phase_dataset import ShardedDataset, build_datasets
+from scripts.data.phase_dataset import OrderedDocuments, build_datasets
 from scripts.data.phase_index import build_index
-from scripts.data.phase_order import random_bits
-from tests.data.phase_corpus import random_shards, write_phase
+from scripts.data.phase_order import ORDERS, random_bits
+from tests.data.phase_corpus import END_OF_DOCUMENT, Shard, random_shards, write_phase
 
-SETTINGS = {"seed": 7, "sequence_length": 16, "validation_fraction": 0.1}
-
-
-def table(manifest, shards):
-    """Returns the phase as a pandas table: shard, row, tokens, rank, held out."""
-    rows = []
-    for name, shard in zip(manifest.shards, shards, strict=True):
-        held_out = random_bits(f"validation {name}", 0, len(shard.documents)) < 0.1 * 2**64
-        ranks = shard.ranks or [0.0] * len(shard.documents)
-        rows += [
-            (name, row, tokens, rank, bool(out))
-            for row, (tokens, rank, out) in enumerate(
-                zip(shard.documents, ranks, held_out, strict=True)
-            )
-        ]
-    return pd.DataFrame(rows, columns=["shard", "row", "tokens", "rank", "held_out"])
+SIZES = [40, 0, 25, 1, 60]
+SETTINGS = {"order": "rank", "seed": 7, "sequence_length": 16, "validation_fraction": 0.1}
 
 
-def stream(dataset):
-    """Returns the tokens of all samples one after the other, and the last label."""
-    tokens = [dataset[i]["tokens"].numpy() for i in range(len(dataset))]
-    return np.concatenate([*tokens, dataset[len(dataset) - 1]["labels"].numpy()[-1:]])
+def build(folder, shards, **changes):
+    """Writes a phase and its index; returns the index."""
+    return build_index(write_phase(folder, shards), folder / "index.json", **SETTINGS | changes)
 
 
-@pytest.mark.parametrize("held_out", [False, True])
-def test_rank_order_is_the_sort_of_pandas_token_by_token(tmp_path, held_out):
-    shards = random_shards(1, [40, 0, 25, 1, 60])
-    manifest = write_phase(tmp_path, shards)
-    index = build_index(manifest, tmp_path / "index.json", order="rank", **SETTINGS)
-    train, valid, _ = build_datasets(
-        index.path, index.facts["train"]["samples"], index.facts["valid"]["samples"]
+def all_samples(index, **options):
+    """Returns the data sets of both splits with all their samples."""
+    counts = (index.facts[split]["samples"] for split in ("train", "valid"))
+    return build_datasets(index.path, *counts, **options)[:2]
+
+
+def documents_in_order(index, shards):
+    """Returns the tokens of both splits' documents, in the order that pandas makes of them."""
+    fraction, order = index.facts["validation_fraction"], index.facts["order"]
+    table = pd.concat(
+        pd.DataFrame(
+            {
+                "tokens": shard.documents,
+                "rank": shard.ranks,
+                "bits": random_bits(f"order {index.facts['seed']} {name}", 0, len(shard.documents)),
+                "draw": random_bits(f"validation {name}", 0, len(shard.documents)) / 2**64,
+            }
+        )
+        for name, shard in zip(index.manifest.shards, shards, strict=True)
+        if shard.documents
     )
-    documents = table(manifest, shards).sort_values(["rank", "shard", "row"])
-    expected = np.concatenate(documents[documents.held_out == held_out].tokens.tolist())
-    actual = stream(valid if held_out else train)
-    assert 0 <= len(expected) - len(actual) < SETTINGS["sequence_length"]
-    np.testing.assert_array_equal(actual, expected[: len(actual)])
+    if order != "as_stored":
+        table = table.sort_values("rank" if order == "rank" else "bits", kind="stable")
+    held_out = table.draw < fraction
+    return table[~held_out].tokens.tolist(), table[held_out].tokens.tolist()
+
+
+def check_samples(dataset, documents, sequence_length, order):
+    """Compares all samples of a data set with the documents, laid end to end and cut."""
+    stream = np.concatenate([[], *documents]).astype(int)
+    count = max(len(stream) - 1, 0) // sequence_length
+    if dataset is None:
+        assert count == 0
+        return
+    assert len(dataset) == count
+    expected = [stream[i * sequence_length :][: sequence_length + 1] for i in range(count)]
+    actual = [
+        np.append(sample["tokens"], sample["labels"][-1])
+        for sample in (dataset[i] for i in range(count))
+    ]
+    for sample in (dataset[i] for i in range(count)):
+        np.testing.assert_array_equal(sample["tokens"][1:], sample["labels"][:-1])
+    if order == "shuffled":
+        expected, actual = (sorted(map(tuple, samples)) for samples in (expected, actual))
+    np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_samples_are_the_documents_in_order_token_by_token(tmp_path, order):
+    shards = random_shards(1, SIZES)
+    index = build(tmp_path, shards, order=order)
+    train, valid = all_samples(index)
+    of_train, of_valid = documents_in_order(index, shards)
+    check_samples(train, of_train, 16, order)
+    check_samples(valid, of_valid, 16, "rank")
+    if order == "shuffled":
+        first = [sample["tokens"][0].item() for sample in train]
+        assert 0.3 < np.mean(np.diff(first) < 0) < 0.7
+
+
+documents = st.lists(st.integers(0, 999), max_size=70).map(lambda ids: [*ids, END_OF_DOCUMENT])
+ranked = st.tuples(documents, st.sampled_from([-2.5, 0.0, 0.1, 1e300]))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    contents=st.lists(st.lists(ranked, max_size=12), min_size=1, max_size=5),
+    sequence_length=st.integers(2, 40),
+    order=st.sampled_from(ORDERS),
+    fraction=st.sampled_from([0.0, 0.3]),
+)
+def test_any_shards_give_their_documents_once_and_in_order(
+    contents, sequence_length, order, fraction
+):
+    shards = [Shard([tokens for tokens, _ in c], [rank for _, rank in c]) for c in contents]
+    options = {"sequence_length": sequence_length, "validation_fraction": fraction, "order": order}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            index = build(Path(folder), shards, **options)
+        except ValueError as error:
+            assert "less than one sequence" in str(error)
+            return
+        train, valid = all_samples(index)
+        of_train, of_valid = documents_in_order(index, shards)
+        check_samples(train, of_train, sequence_length, order)
+        check_samples(valid, of_valid, sequence_length, "rank")
+
+
+@pytest.mark.parametrize("resumed_at", [0, 24])
+def test_global_batches_do_not_depend_on_the_number_of_ranks_or_a_resume(tmp_path, resumed_at):
+    """Batches of 8, of which each rank reads its part through Megatron's sampler."""
+    train, _ = all_samples(build(tmp_path, random_shards(1, SIZES)))
+
+    def global_batches(ranks):
+        parts = [
+            [
+                batch["tokens"].numpy()
+                for batch in DataLoader(
+                    train,
+                    batch_sampler=MegatronPretrainingSampler(
+                        len(train), resumed_at, 8 // ranks, rank, ranks
+                    ),
+                )
+            ]
+            for rank in range(ranks)
+        ]
+        return [np.concatenate(batch) for batch in zip(*parts, strict=True)]
+
+    whole = np.array([train[i]["tokens"].numpy() for i in range(resumed_at, len(train) // 8 * 8)])
+    for ranks in (1, 2, 4, 8):
+        np.testing.assert_array_equal(np.concatenate(global_batches(ranks)), whole)
+
+
+def test_no_handle_or_memory_map_of_a_shard_stays_open(tmp_path):
+    shards = [Shard([[n, n + 1, END_OF_DOCUMENT]], [n]) for n in range(1, 60)]
+    index = build(tmp_path, shards, sequence_length=100, validation_fraction=0)
+    train, _ = all_samples(index)
+    before = set(Path("/proc/self/fd").iterdir())
+    np.testing.assert_array_equal(
+        train[0]["tokens"], np.concatenate([shard.documents[0] for shard in shards])[:100]
+    )
+    assert len(set(Path("/proc/self/fd").iterdir()) - before) <= 1  # the listing's own
+    assert "_text_document" not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint16])
+def test_documents_are_those_of_megatrons_reader(tmp_path, dtype):
+    index = build(tmp_path, random_shards(1, SIZES, dtype=dtype), order="as_stored")
+    for split in ("train", "valid"):
+        ordered = OrderedDocuments(index, split)
+        for place, document in enumerate(ordered.documents):
+            shard = np.searchsorted(index.manifest.first_documents, document, side="right") - 1
+            stored = IndexedDataset(index.manifest.prefixes[shard])
+            number = document - index.manifest.first_documents[shard]
+            tokens = ordered.get(place)
+            assert tokens.dtype == dtype
+            np.testing.assert_array_equal(tokens, stored[number])
+            np.testing.assert_array_equal(ordered.get(place, 1), stored.get(number, 1))
+            np.testing.assert_array_equal(ordered.get(place, 0, 1), stored.get(number, 0, 1))
+            assert ordered.sequence_lengths[place] == len(stored[number])
+
+
+def test_every_evaluation_reads_the_same_samples(tmp_path):
+    index = build(tmp_path, random_shards(1, SIZES), validation_fraction=0.3)
+    _, valid, test = build_datasets(index.path, 8, 40, samples_per_evaluation=10)
+    samples = [sample["tokens"].tolist() for sample in (valid[i] for i in range(40))]
+    assert samples == samples[:10] * 4
+    assert len(set(map(tuple, samples))) == 10
+    assert (len(valid), test) == (40, None)
 
 
 def test_a_phase_that_is_too_short_is_refused(tmp_path):
-    manifest = write_phase(tmp_path, random_shards(1, [30]))
-    index = build_index(manifest, tmp_path / "index.json", order="rank", **SETTINGS)
-    with pytest.raises(ValueError, match="one pass over"):
-        build_datasets(index.path, index.facts["train"]["samples"] + 1)
+    index = build(tmp_path, random_shards(1, [30]))
+    available = index.facts["train"]["samples"]
+    with pytest.raises(ValueError, match=f"{available + 1} samples, one pass .* holds {available}"):
+        build_datasets(index.path, available + 1)
 
 
-def test_a_data_set_survives_the_trip_to_a_worker_process(tmp_path):
-    manifest = write_phase(tmp_path, random_shards(1, [30, 30]))
-    index = build_index(manifest, tmp_path / "index.json", order="rank", **SETTINGS)
-    dataset = ShardedDataset(index, open_shards=1)
-    copy = pickle.loads(pickle.dumps(dataset))
-    for document in (59, 0, 31, 29):
-        np.testing.assert_array_equal(copy[document], dataset[document])
+def test_a_shard_replaced_during_a_run_is_named(tmp_path):
+    index = build(tmp_path, random_shards(1, SIZES))
+    path = Path(f"{index.manifest.prefixes[2]}.bin")
+    train, _ = all_samples(index)
+    path.write_bytes(path.read_bytes() + b"1234")
+    with pytest.raises(ValueError, match=r"part-00002_text_document\.bin is missing or has not"):
+        [train[i] for i in range(len(train))]
+
+
+def borders(tokens):
+    """Returns where documents begin within a sample."""
+    return [0, *(np.flatnonzero(tokens[:-1] == END_OF_DOCUMENT) + 1)]
+
+
+def test_by_default_a_sample_is_one_text(tmp_path):
+    for sample in all_samples(build(tmp_path, random_shards(1, SIZES)))[0]:
+        assert sample["position_ids"].tolist() == list(range(16))
+        assert sample["loss_mask"].tolist() == [1] * 16
+        assert set(sample) == {"tokens", "labels", "loss_mask", "position_ids"}
+
+
+def test_positions_and_attention_can_begin_anew_with_each_document(tmp_path):
+    train, _ = all_samples(
+        build(tmp_path, random_shards(1, SIZES)),
+        reset_position_ids=True,
+        reset_attention_mask=True,
+        create_attention_mask=True,
+        eod_mask_loss=True,
+    )
+    for sample in train:
+        tokens = sample["tokens"].numpy()
+        document = np.searchsorted(borders(tokens), np.arange(16), side="right")
+        expected = np.arange(16) - np.array(borders(tokens))[document - 1]
+        np.testing.assert_array_equal(sample["position_ids"], expected)
+        visible = (document[:, None] == document[None, :]) & np.tri(16, dtype=bool)
+        np.testing.assert_array_equal(~sample["attention_mask"][0].numpy(), visible)
+        np.testing.assert_array_equal(sample["loss_mask"], tokens != END_OF_DOCUMENT)
+
+
+def test_documents_can_be_told_apart_by_cumulative_lengths(tmp_path):
+    train, _ = all_samples(
+        build(tmp_path, random_shards(1, SIZES)),
+        inter_document_masking=True,
+        create_attention_mask=True,
+    )
+    for sample in train:
+        expected = [*borders(sample["tokens"].numpy()), 16]
+        lengths = sample["cu_seqlens"].tolist()
+        assert lengths == expected + [16] * (17 - len(expected))
+        assert sample["max_seqlen"] == max(np.diff(expected))
+        assert "attention_mask" not in sample

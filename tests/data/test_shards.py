@@ -198,6 +198,29 @@ def test_generated_shards_need_no_files_to_have_names(tmp_path, recipe):
     assert list(phase.stale_shards(recipe)) == ["part-00000", "part-00001"]
 
 
+def test_missing_parquet_files_are_those_absent_or_of_another_size(phase):
+    assert phase.missing_parquet() == []
+    rows = {f"{name}.parquet": SourceFile(18) for name in [*NAMES, "part-00003"]}
+    write_table(table_path(phase.parquet, 1), SourceTable({}, rows))
+    write_raw(phase, NAMES[1], "short")
+    assert fresh(phase).missing_parquet() == [phase.raw(NAMES[1]), phase.raw("part-00003")]
+
+
+def test_only_parquet_files_of_finished_shards_with_a_listed_digest_are_dropped(phase):
+    digest = hashlib.sha256(b"rows of part-00000").hexdigest()
+    files = {"part-00000.parquet": digest, "part-00001.parquet": "0" * 64, "part-00002.parquet": ""}
+    rows = {name: SourceFile(18, sha256) for name, sha256 in files.items()}
+    write_table(table_path(phase.parquet, 1), SourceTable({}, rows))
+    fresh(phase).drop_converted_parquet()
+    assert [Path(phase.raw(name)).exists() for name in NAMES] == [False, True, True]
+
+
+def test_newer_shards_are_those_written_after_a_time(phase):
+    index = Path(phase.file(NAMES[1], "idx"))
+    os.utime(index, ns=(5_000_000_000_000_000_001, 5_000_000_000_000_000_001))
+    assert phase.newer_shards(5_000_000_000_000_000_000) == [str(index)]
+
+
 def test_source_tables_survive_writing_and_reading(tmp_path):
     table = SourceTable(
         {"repo": "owner/name", "revision": "c0ffee"},

@@ -17,7 +17,7 @@ from scripts.train.run import Run
 from tests.data.phase_corpus import Shard, write_phase
 
 ROOT = Path(__file__).resolve().parents[2]
-ITERATIONS = (8, 6)
+ITERATIONS = (20, 6)
 RUNTIME = {"gpus": 0, "nodes": 1, "micro_batch_size": 4, "checkpoint_interval": 3}
 
 
@@ -37,7 +37,7 @@ def parameters() -> dict:
                 [{"shape": "cosine", "to": 1e-3}],
             ],
         },
-        "validation": {"interval": 5, "samples": 8},
+        "validation": {"interval": 10, "samples": 8},
         "averaging": {"checkpoints": 2, "interval": 2},
     }
     return result
@@ -70,10 +70,10 @@ def random_shard(phase: int, number: int) -> Shard:
     generator = np.random.default_rng([phase, number])
     documents = []
     for start, length in zip(
-        generator.integers(1, 400, 60), generator.integers(40, 300, 60), strict=True
+        generator.integers(1, 400, 80), generator.integers(40, 300, 80), strict=True
     ):
         documents.append([*((start + np.arange(length)) % 500 + 1).tolist(), 0])
-    return Shard(documents, (generator.permutation(60) / 7).tolist())
+    return Shard(documents, (generator.permutation(80) / 7).tolist())
 
 
 @dataclass

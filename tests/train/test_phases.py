@@ -66,9 +66,9 @@ def test_a_phase_begins_where_the_marker_before_ends(data, folder):
 
 def test_checkpoints_for_averaging_lie_within_the_phase(data, folder):
     found = plan(data, folder, changes=[(("hparams", "averaging", "interval"), 3)])
-    assert found.keep == [5, 8]
+    assert found.keep == [17, 20]
     found = plan(data, folder, changes=[(("hparams", "averaging", "checkpoints"), 9)])
-    assert found.keep == [2, 4, 6, 8]
+    assert found.keep == [4, 6, 8, 10, 12, 14, 16, 18, 20]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,6 @@ def test_the_end_of_the_run_is_known_where_later_phases_have_an_index(data, fold
     recipe = phase_recipe(parameters(), 1)
     run = Run("small", folder)
     lengths = [{"iterations": 6}]
-    assert plan_phase(run, 1, index, recipe, RUNTIME, lengths).run_iterations == 14
+    assert plan_phase(run, 1, index, recipe, RUNTIME, lengths).run_iterations == 26
     lengths.append("one_pass")
     assert plan_phase(run, 1, index, recipe, RUNTIME, lengths).run_iterations is None

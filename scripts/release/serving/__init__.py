@@ -1,0 +1,1 @@
+"""The server of an exported model: engine, text, the two protocols, the application."""

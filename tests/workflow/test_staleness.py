@@ -1,0 +1,215 @@
+"""The tables of docs/data.md, line by line, with the real snakemake: what makes shards stale."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.conftest import Checkout, copy_program
+
+CONVERTED = "smoke/data/converted"
+PARQUET = "smoke/data/parquet"
+SHARDS = 4  # two phases of two shards
+ONE = "phase1_part-00000_text_document"
+
+
+@pytest.fixture(scope="session")
+def converted_run(tmp_path_factory) -> Checkout:
+    """A checkout in which two phases are converted; tests must not change it."""
+    checkout = copy_program(tmp_path_factory.mktemp("converted") / "checkout")
+    checkout.smoke("converted_all", "--config", "phases=2")
+    return checkout
+
+
+@pytest.fixture
+def converted(converted_run: Checkout, tmp_path: Path) -> Checkout:
+    """A copy of that checkout, to be changed."""
+    shutil.copytree(converted_run.path, tmp_path / "checkout", symlinks=True)
+    return Checkout(tmp_path / "checkout")
+
+
+def conversions(checkout: Checkout, *settings: str, target: str = "converted_all") -> int:
+    """How many shards a dry run would convert."""
+    return checkout.planned(target, "--config", "phases=2", *settings).get("convert", 0)
+
+
+def shard(checkout: Checkout, part: str) -> Path:
+    return checkout.path / CONVERTED / "megatron_phase1" / f"{ONE}.{part}"
+
+
+def parquet(checkout: Checkout) -> Path:
+    return checkout.path / PARQUET / "phase1/part-00000.parquet"
+
+
+def replace_text(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "recipe={text_key: body}",
+        "recipe={end_of_document: '<|im_end|>'}",
+        "recipe={special_tokens_in_text: as_special}",
+        "recipe={invalid_utf8: replace}",
+    ],
+)
+def test_settings_that_shape_a_shard_make_all_stale(converted_run: Checkout, setting: str) -> None:
+    assert conversions(converted_run, setting) == SHARDS
+
+
+def test_another_tokenizer_makes_all_shards_stale(converted: Checkout) -> None:
+    path = converted.path / "smoke/data/tokenizer/tokenizer.json"
+    definition = json.loads(path.read_text())
+    definition["normalizer"] = None
+    path.write_text(json.dumps(definition))
+    assert conversions(converted) == SHARDS
+
+
+def test_a_new_format_version_makes_all_shards_stale(converted: Checkout) -> None:
+    path = converted.path / "scripts/data/shards.py"
+    replace_text(path, "FORMAT_VERSION = 1 ", "FORMAT_VERSION = 2 ")
+    assert conversions(converted) == SHARDS
+
+
+def test_other_content_of_a_parquet_file_makes_its_shard_stale(converted: Checkout) -> None:
+    content = parquet(converted).read_bytes()
+    parquet(converted).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert conversions(converted) == 1
+
+
+def test_other_content_with_an_old_time_stamp_makes_its_shard_stale(converted: Checkout) -> None:
+    assert conversions(converted) == 0
+    content = parquet(converted).read_bytes()
+    parquet(converted).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(parquet(converted), (1_000_000, 1_000_000))
+    assert conversions(converted) == 1
+
+
+def test_another_digest_in_the_source_table_makes_its_shard_stale(converted: Checkout) -> None:
+    converted.smoke("manifest_phase1", "--config", "phases=2")
+    table = converted.path / PARQUET / "phase1.files.tsv"
+    assert conversions(converted) == 0
+    digest = json.loads(shard(converted, "json").read_text())["source"]["sha256"]
+    text = re.sub(r"(part-00000.parquet\t\d+\t).*", rf"\g<1>{digest}", table.read_text())
+    table.write_text(text)
+    assert conversions(converted) == 0
+    table.write_text(text.replace(digest, "0" * 64))
+    assert conversions(converted) == 1
+
+
+def test_what_leaves_content_alone_makes_no_shard_stale(converted: Checkout) -> None:
+    for path in (converted.path / PARQUET).rglob("*.parquet"):
+        os.utime(path)  # a touch
+    for path in (converted.path / CONVERTED).rglob("*.bin"):
+        os.utime(path, (1_000_000, 1_000_000))  # a copy from elsewhere
+    conversion = converted.path / "scripts/data/conversion.py"
+    conversion.write_text(conversion.read_text() + "\n# refactored\n")
+    replace_text(converted.path / "rules/data.smk", "data.convert_phase", "data. convert_phase")
+    sidecar = json.loads(shard(converted, "json").read_text())
+    shard(converted, "json").write_text(json.dumps(sidecar | {"engine_version": "9.9.9"}))
+    shutil.rmtree(converted.path / ".snakemake")
+    shutil.rmtree(converted.path / "smoke/artifacts/logs")
+    runtime = "runtime={convert_threads: 2, tokenizer_engine: tokenizers, parallel_downloads: 1}"
+    assert conversions(converted, runtime) == 0
+
+
+@pytest.mark.parametrize("part", ["bin", "idx", "json"])
+def test_a_lost_file_is_made_again(converted: Checkout, part: str) -> None:
+    before = shard(converted, "bin").read_bytes()
+    shard(converted, part).unlink()
+    assert conversions(converted) == 1
+    converted.smoke("converted_all", "--config", "phases=2")
+    assert shard(converted, "bin").read_bytes() == before
+    assert conversions(converted) == 0
+
+
+def damage_truncated(checkout: Checkout) -> None:
+    os.truncate(shard(checkout, "bin"), 100)
+
+
+def damage_empty(checkout: Checkout) -> None:
+    os.truncate(shard(checkout, "idx"), 0)
+
+
+def damage_read_only(checkout: Checkout) -> None:
+    os.truncate(shard(checkout, "bin"), 100)
+    for part in ("bin", "idx", "json"):
+        shard(checkout, part).chmod(0o444)
+
+
+def damage_foreign_tokenizer(checkout: Checkout) -> None:
+    sidecar = json.loads(shard(checkout, "json").read_text())
+    sidecar["recipe"]["tokenizer_sha256"] = "0" * 64
+    shard(checkout, "json").write_text(json.dumps(sidecar))
+
+
+def damage_killed_job(checkout: Checkout) -> None:
+    shard(checkout, "idx").unlink()
+    for part in ("bin", "idx", "json"):
+        shard(checkout, f"{part}.partial").write_bytes(b"half")
+    shard(checkout, "lock").touch()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_truncated,
+        damage_empty,
+        damage_read_only,
+        damage_foreign_tokenizer,
+        damage_killed_job,
+    ],
+)
+def test_damage_is_found_and_the_same_command_repairs_it(converted: Checkout, damage) -> None:
+    parts = ("bin", "idx")
+    before = [shard(converted, part).read_bytes() for part in parts]
+    damage(converted)
+    target = "smoke/data/converted/megatron_phase1.manifest.parquet"
+    assert converted.planned(target, "--config", "phases=2").get("convert") == 1
+    converted.smoke(target, "--config", "phases=2")
+    assert [shard(converted, part).read_bytes() for part in parts] == before
+    assert list(shard(converted, "bin").parent.glob("*.partial")) == []
+
+
+def test_a_link_to_nothing_is_said_by_a_dry_run_and_repaired_by_a_run(converted: Checkout) -> None:
+    before = shard(converted, "bin").read_bytes()
+    shard(converted, "bin").unlink()
+    shard(converted, "bin").symlink_to("/nowhere/file")
+    arguments = ("converted_all", "--config", "phases=2")
+    output = converted.smoke(*arguments, "--dry-run", succeeds=False)
+    assert f"links to nothing, such as {CONVERTED}/megatron_phase1/{ONE}.bin" in output
+    converted.smoke(*arguments)
+    assert shard(converted, "bin").read_bytes() == before
+    assert not shard(converted, "bin").is_symlink()
+
+
+def test_forcerun_and_summary_see_the_finished_shards(converted_run: Checkout) -> None:
+    forced = converted_run.planned("converted_all", "--config", "phases=2", "--forcerun", "convert")
+    assert forced["convert"] == SHARDS
+    summary = converted_run.smoke("converted_all", "--config", "phases=2", "--summary")
+    assert len(re.findall(rf"^{CONVERTED}.*\.idx\t", summary, flags=re.MULTILINE)) == SHARDS
+
+
+def test_touch_leaves_finished_shards_finished(converted: Checkout) -> None:
+    converted.smoke("converted_all", "--config", "phases=2", "--touch")
+    assert conversions(converted) == 0
+
+
+def test_a_touch_does_not_make_a_stale_shard_current(converted: Checkout) -> None:
+    os.truncate(shard(converted, "bin"), 100)
+    converted.smoke("converted_all", "--config", "phases=2", "--touch")
+    assert conversions(converted) == 1
+
+
+def test_a_fresh_checkout_without_lists_says_so_in_a_sentence(checkout: Checkout) -> None:
+    output = checkout.run(
+        "--dry-run", "converted_all", "--config", "recipe={source: hub}", succeeds=False
+    )
+    assert "no Parquet files of phase 1" in output
+    assert "snakemake manifest_phase1" in output
