@@ -1,15 +1,16 @@
 """The processes that train: started in a session of their own, stopped by one SIGTERM each.
 
-A terminal's Ctrl-C and hang-up, Slurm's signals and Snakemake's end reach the launcher's process
-group. The ranks are not in it: the launcher alone asks them to stop, once, and a save is never
-broken by a second signal. The helpers that a rank forks (writers of a checkpoint, readers of data)
-get no signal at all.
+A terminal's Ctrl-C and hang-up and Snakemake's end reach the launcher's process group. The ranks
+are not in it: the launcher alone asks them to stop. Slurm signals every process of a job: torchrun,
+which would kill its ranks after 30 s, ignores that, and so do a rank's helpers (pretrain.py).
 """
 
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import IO
 
@@ -19,8 +20,8 @@ from scripts.train.nodes import Nodes
 
 MODULE = "scripts.train.pretrain"
 REPOSITORY = Path(__file__).resolve().parents[2]
-# torchrun kills its ranks so many seconds after it wants them to end; a save takes longer than 30.
-SHUTDOWN_TIMEOUT = 3600
+ASK_AGAIN_SECONDS = 10  # a rank that has just been started may miss a signal
+IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Ranks:
@@ -29,7 +30,7 @@ class Ranks:
     def __init__(self, command: list[str], runtime: dict, nodes: Nodes, log: IO[bytes]) -> None:
         self.nodes = nodes
         self.alone = "torch.distributed.run" not in command
-        self.signalled: set[int] = set()
+        self.asked: dict[int, float] = {}
         self.process = subprocess.Popen(
             command,
             env=os.environ | nodes.environment() | rank_environment(runtime, self.alone),
@@ -37,13 +38,15 @@ class Ranks:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=None if self.alone else ignore_signals,
         )
 
     def stop(self) -> None:
-        """Asks each rank that was not asked before to save and leave."""
+        """Asks each rank to save and leave, now and then again."""
+        now = time.monotonic()
         for rank in self.members():
-            if rank.pid not in self.signalled:
-                self.signalled.add(rank.pid)
+            if now - self.asked.get(rank.pid, -math.inf) > ASK_AGAIN_SECONDS:
+                self.asked[rank.pid] = now
                 rank.send_signal(signal.SIGTERM)
 
     def members(self) -> list[psutil.Process]:
@@ -67,6 +70,12 @@ class Ranks:
             process.kill()
 
 
+def ignore_signals() -> None:
+    """Makes torchrun, in the process that becomes it, deaf to signals that are meant for ranks."""
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def rank_command(arguments: list[str], runtime: dict, nodes: Nodes) -> list[str]:
     """Returns the command that starts the ranks of a node; the same on every node."""
     ranks = runtime["gpus"] or runtime.get("cpu_ranks", 1)
@@ -74,7 +83,7 @@ def rank_command(arguments: list[str], runtime: dict, nodes: Nodes) -> list[str]
     if nodes.count == ranks == 1:
         return [sys.executable, *training]
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    return [*torchrun, *nodes.torchrun_arguments(), *training]
+    return [*torchrun, "--signals-to-handle=SIGQUIT", *nodes.torchrun_arguments(), *training]
 
 
 def rank_environment(runtime: dict, alone: bool) -> dict[str, str]:
@@ -83,7 +92,6 @@ def rank_environment(runtime: dict, alone: bool) -> dict[str, str]:
     variables = {
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_TIMEOUT),
     }
     if runtime["gpus"] == 0:
         variables["TORCHDYNAMO_DISABLE"] = "1"
