@@ -16,6 +16,8 @@ from typing import IO
 
 import psutil
 
+from scripts.train.nodes import Nodes
+
 MODULE = "scripts.train.pretrain"
 REPOSITORY = Path(__file__).resolve().parents[2]
 ASK_AGAIN_SECONDS = 10  # a rank that has just been started may miss a signal
@@ -25,13 +27,13 @@ IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Ranks:
     """All ranks of this node, under torchrun or, on a machine without GPUs, as one process."""
 
-    def __init__(self, arguments: list[str], runtime: dict, log: IO[bytes]) -> None:
-        command = rank_command(runtime)
-        self.alone = command == [sys.executable]
+    def __init__(self, command: list[str], runtime: dict, nodes: Nodes, log: IO[bytes]) -> None:
+        self.nodes = nodes
+        self.alone = "torch.distributed.run" not in command
         self.asked: dict[int, float] = {}
         self.process = subprocess.Popen(
-            [*command, "-m", MODULE, *arguments],
-            env=os.environ | rank_environment(runtime, self.alone),
+            command,
+            env=os.environ | nodes.environment() | rank_environment(runtime, self.alone),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -74,26 +76,14 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def rank_command(runtime: dict) -> list[str]:
-    """Returns the command that starts this node's ranks.
-
-    Of several nodes, the first one's address comes from MASTER_ADDR (and MASTER_PORT), this one's
-    number from NODE_RANK or Slurm's SLURM_NODEID.
-    """
-    nodes, ranks = runtime.get("nodes", 1), runtime["gpus"] or runtime.get("cpu_ranks", 1)
-    if nodes == 1 and ranks == 1:
-        return [sys.executable]
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    command.append("--signals-to-handle=SIGQUIT")
-    if nodes == 1:
-        return [*command, "--standalone"]
-    return [
-        *command,
-        f"--nnodes={nodes}",
-        f"--node-rank={node_rank()}",
-        f"--master-addr={os.environ['MASTER_ADDR']}",
-        f"--master-port={os.environ.get('MASTER_PORT', '29500')}",
-    ]
+def rank_command(arguments: list[str], runtime: dict, nodes: Nodes) -> list[str]:
+    """Returns the command that starts the ranks of a node; the same on every node."""
+    ranks = runtime["gpus"] or runtime.get("cpu_ranks", 1)
+    training = ["-m", MODULE, *arguments]
+    if nodes.count == ranks == 1:
+        return [sys.executable, *training]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    return [*torchrun, "--signals-to-handle=SIGQUIT", *nodes.torchrun_arguments(), *training]
 
 
 def rank_environment(runtime: dict, alone: bool) -> dict[str, str]:
@@ -113,8 +103,3 @@ def rank_environment(runtime: dict, alone: bool) -> dict[str, str]:
         variables |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     return variables
-
-
-def node_rank() -> int:
-    """Returns this node's number, 0 for the first or only one."""
-    return int(os.environ.get("NODE_RANK", os.environ.get("SLURM_NODEID", "0")))
