@@ -23,9 +23,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 sys.path.insert(0, str(ROOT))
 
 from scripts.common.files import canonical_json, digest, read_json
+from scripts.common.machine import MachineError, check_megatron, check_python
 from scripts.common.settings import SettingsError, check, load_parameters, phase_recipe
 
 try:
+    check_python()
+    check_megatron(MEGATRON)
     config.update(check(config, ROOT / "rules/config.schema.yaml", "config.yaml"))
     PARAMETERS = load_parameters(config["model"])
     if config["phases"] > len(PARAMETERS["data"]["phases"]):
@@ -33,7 +36,7 @@ try:
             f"phases: {config['phases']} phases, but scripts/params/{config['model']}/data.yaml "
             f"describes {len(PARAMETERS['data']['phases'])}"
         )
-except SettingsError as error:
+except (MachineError, SettingsError) as error:
     raise WorkflowError(str(error))
 
 PHASES = range(1, config["phases"] + 1)
