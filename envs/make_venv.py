@@ -55,8 +55,8 @@ def check_disk(folder: Path) -> None:
     free = shutil.disk_usage(folder).free / 1e9
     if free < GIGABYTES:
         sys.exit(
-            f"{folder} has {free:.1f} GB free, the packages take {GIGABYTES} GB: make room, or move "
-            "the checkout to another disk"
+            f"{folder} has {free:.1f} GB free, the packages take {GIGABYTES} GB: make room, or "
+            "move the checkout to another disk"
         )
 
 
