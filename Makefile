@@ -23,6 +23,7 @@ lint: $(VENV)/installed
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/snakemake --lint
 	$(BIN)/snakemake --lint --profile profiles/smoke
+	$(BIN)/snakemake --lint --config "recipe={source: hub, tokenizer: hub}"
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .

@@ -44,6 +44,7 @@ def train_resources():
         **several,
         "gpu": gpus * NODES,
         "nodes": NODES,
+        "on_each_node": ON_EACH_NODE,
         "cpus_per_task": settings["cpus"],
         "slurm_extra": " ".join(options),
     }

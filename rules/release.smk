@@ -2,16 +2,11 @@
 #
 # Scripts: scripts/release. The export counts as done when the verdict file exists, and that is
 # written only if transformers' logits equal Megatron's.
-EXPORT = f"{ARTIFACTS}/hf/{config['train_name']}"
-VERDICT = f"{EXPORT}.verified.json"
-GENERATIONS = f"{ARTIFACTS}/report/generations.json"
-MODEL = f"{ROOT}/scripts/params/{config['model']}/model.yaml"
-
-
 rule export_hf:
     """Writes the last checkpoint as a Hugging Face model."""
     input:
         marker=rules.train_all.input,
+        model=MODEL,
         tokenizer=ancient(TOKENIZER_FILES),
     output:
         directory(EXPORT),
@@ -19,25 +14,31 @@ rule export_hf:
         f"{ARTIFACTS}/logs/{config['train_name']}/export.log",
     conda:
         "../envs/python.yaml"
+    params:
+        tokenizer=tokenizer_folder,
     shell:
-        "exec python -m scripts.release.export --checkpoint {input.marker:q} --model {MODEL:q}"
-        " --tokenizer {TOKENIZER:q} --output {output:q} > {log:q} 2>&1"
+        "exec python -m scripts.release.export --checkpoint {input.marker:q} --model {input.model:q}"
+        " --tokenizer {params.tokenizer:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule verify_export:
     """Compares the exported model's logits with Megatron's at every position."""
     input:
         marker=rules.train_all.input,
-        model=EXPORT,
+        model=MODEL,
+        tokenizer=ancient(TOKENIZER_FILES),
+        export=EXPORT,
     output:
         VERDICT,
     log:
         f"{ARTIFACTS}/logs/{config['train_name']}/verify_export.log",
     conda:
         "../envs/python.yaml"
+    params:
+        tokenizer=tokenizer_folder,
     shell:
         "exec python -m scripts.release.verify_export --checkpoint {input.marker:q}"
-        " --model {MODEL:q} --tokenizer {TOKENIZER:q} --export {input.model:q}"
+        " --model {input.model:q} --tokenizer {params.tokenizer:q} --export {input.export:q}"
         " --output {output:q} > {log:q} 2>&1"
 
 

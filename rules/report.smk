@@ -2,22 +2,6 @@
 #
 # Scripts: scripts/report. Curves come from the step log, data from the phases' indices; the overview
 # is one page with everything, the figures can also be looked at one by one.
-from scripts.report.hooks import message
-from scripts.report.notify import notify
-
-OVERVIEW = f"{REPORT}/overview.html"
-SHARDS = f"{REPORT}/shards.csv"
-
-
-def tell(event, logs=()):
-    """Says on the terminal, and to whom config.yaml names, that the work starts, ended or failed."""
-    if {job.rule.name for job in workflow.dag.jobs} <= {"plan", "status"}:
-        return
-    text = message(config, PARAMETERS, event, logs)
-    print(text, file=sys.stderr)
-    notify(config["notify"], event, text)
-
-
 rule plot_data:
     """Draws the lengths of documents and the rank curve."""
     input:

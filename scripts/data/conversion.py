@@ -19,7 +19,7 @@ from scripts.data.megatron_format import LONGEST_DOCUMENT, index_bytes
 from scripts.data.parquet_text import ParquetTexts
 from scripts.data.shard_files import ShardFiles, writing
 
-BYTES_IN_FLIGHT = 16 << 20  # text that is read and not yet written, unless one document is longer
+BYTES_IN_FLIGHT = 8 << 20  # text that is read and not yet written, unless one document is longer
 ENGINES = ("auto", "fastokens", "tokenizers")
 
 

@@ -77,11 +77,13 @@ def inspect_all(
         special_tokens=SPECIAL_TOKENS,
         metadata_only=metadata_only,
     )
+    progress = partial(tqdm, desc="Inspecting", total=len(paths), unit=" files", disable=None)
+    if workers == 1:
+        return list(progress(map(work, paths)))
     # Spawned, not forked: Arrow's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        found = pool.map(work, paths)
-        return list(tqdm(found, "Inspecting", len(paths), unit=" files", disable=None))
+        return list(progress(pool.map(work, paths)))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -110,8 +112,8 @@ def main(argv: list[str] | None = None) -> None:
     table = pd.DataFrame([row(inspection.report) for inspection in inspections])
     print(table.to_string(index=False, na_rep=""))
     print(
-        f"{summary['files']} files, {summary['rows']:,} rows, {summary['bytes'] / 1e9:.2f} GB, "
-        f"{summary['duplicates']:,} documents are there twice"
+        f"{summary['files']} files, {summary['rows']:,} rows, {summary['bytes'] / 1e9:.2f} GB"
+        + ("" if arguments.metadata_only else f", {summary['duplicates']:,} documents too many")
     )
     if summary["problems"]:
         sys.exit("\n".join(f"problem: {sentence}" for sentence in summary["problems"]))

@@ -215,7 +215,7 @@ def summarise(inspections: list[Inspection]) -> dict[str, Any]:
     return {
         "files": len(reports),
         "rows": sum(report["rows"] for report in readable),
-        "documents": int(hashes.size),
+        "documents": sum(report.get("documents", 0) for report in reports),
         "bytes": sum(report["bytes"] for report in readable),
         "schemas": len(schemas),
         "duplicates": int(hashes.size - np.unique(hashes).size),

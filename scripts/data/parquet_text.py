@@ -13,7 +13,7 @@ RANK_KEY = "rank"
 READ_BUFFER = 1 << 20  # bytes; without pre-buffering: a row group is never held whole
 READ_ROWS = 64  # rows decoded at once: bounds the memory where a dictionary repeats long documents
 READ_BYTES = 1 << 20  # text decoded at once, where rows are long
-BATCH_BYTES = 4 << 20  # text in a batch: enough to make the work per batch negligible
+BATCH_BYTES = 1 << 20  # text in a batch: fits the cache, and work per batch is negligible
 
 
 class ParquetError(ValueError):

@@ -23,7 +23,7 @@ def folder(tmp_path):
 
 
 def run(folder, *options):
-    main(["--input-dir", str(folder), "--output-dir", str(folder / "out"), *options])
+    main(["--input-dir", str(folder), "--output-dir", f"{folder}/out", "--workers", "1", *options])
 
 
 def read(folder, name):
@@ -63,6 +63,13 @@ def test_summary_sees_what_lies_in_different_files(folder, capsys):
     assert "part-00001.parquet" in said
     assert "2 files, 16 rows" in said
     assert "0.5 … 7.5" in said
+
+
+def test_several_processes_find_the_same(folder, capsys):
+    run(folder)
+    alone = read(folder, "part-00000"), read(folder, "summary"), capsys.readouterr().out
+    run(folder, "--workers", "2")
+    assert (read(folder, "part-00000"), read(folder, "summary"), capsys.readouterr().out) == alone
 
 
 def test_metadata_alone_gives_rows_nulls_and_rank_ranges(folder, capsys):
