@@ -30,7 +30,7 @@ use_checkout(ROOT)
 
 try:
     check_python()
-    check_megatron(MEGATRON)
+    check_megatron(ROOT / "Megatron-LM")
     config.update(check(config, ROOT / "rules/config.schema.yaml", "config.yaml"))
     PARAMETERS = load_parameters(config["model"])
     if config["phases"] > len(PARAMETERS["data"]["phases"]):
