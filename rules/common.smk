@@ -73,9 +73,16 @@ RUN = Run(config["train_name"], Path(ARTIFACTS))
 MARKER = f"{ARTIFACTS}/run_state/{config['train_name']}/phase{{phase}}.json"
 
 # The released model and the report.
+AVERAGE = f"{ARTIFACTS}/checkpoints/{config['train_name']}_average"
+AVERAGING = PARAMETERS["hparams"]["averaging"]
+RELEASED = AVERAGE if AVERAGING["checkpoints"] > 1 else MARKER.format(phase=PHASES[-1])
 EXPORT = f"{ARTIFACTS}/hf/{config['train_name']}"
 VERDICT = f"{EXPORT}.verified.json"
 GENERATIONS = f"{ARTIFACTS}/report/generations.json"
+HELD_OUT = f"{ARTIFACTS}/report/held_out.json"
+BENCHMARKS = f"{ARTIFACTS}/report/benchmarks.json"
+SCORES = [HELD_OUT] + [BENCHMARKS] * bool(config["evaluate"]["tasks"])
+MODEL_CARD = f"{ARTIFACTS}/report/model_card.md"
 MODEL = f"{ROOT}/scripts/params/{config['model']}/model.yaml"
 STEPS = f"{ARTIFACTS}/logs/{config['train_name']}.jsonl"
 REPORT = f"{ARTIFACTS}/report"
