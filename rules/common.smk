@@ -56,6 +56,7 @@ TOKENIZER_FILES = [
 SHARD = f"{CONVERTED}/megatron_phase{{phase}}/phase{{phase}}_{{shard}}_{RECIPE['text_key']}_document"
 MANIFEST = f"{CONVERTED}/megatron_phase{{phase}}.manifest.parquet"
 INDEX = f"{CONVERTED}/megatron_phase{{phase}}.index.json"
+INSPECTION = f"{ARTIFACTS}/inspection/phase{{phase}}/summary.json"
 HUB = config["hub"]
 FROM_HUB = RECIPE["source"] == "hub"
 DROPS_PARQUET = FROM_HUB and not config["runtime"]["keep_parquet"]

@@ -172,25 +172,48 @@ for _phase in PHASES:
             "The order of the phase is fixed."
 
 
+rule inspect:
+    """Says what the Parquet files of a phase hold; fails where that is a problem."""
+    input:
+        lambda wildcards: [
+            phase_files(wildcards.phase).raw(shard)
+            for shard in phase_files(wildcards.phase).shards
+        ],
+    output:
+        INSPECTION,
+    log:
+        f"{ARTIFACTS}/logs/inspect/phase{{phase}}.log",
+    conda:
+        "../envs/python.yaml"
+    threads: 4
+    params:
+        parquet=lambda wildcards, input: Path(input[0]).parent,
+        folder=subpath(output[0], parent=True),
+        text_key=RECIPE["text_key"],
+    shell:
+        "python -m scripts.data.inspect_parquet --input-dir {params.parquet:q}"
+        " --text-key {params.text_key:q} --workers {threads}"
+        " --output-dir {params.folder:q} 2>&1 | tee {log:q}"
+
+
+rule inspect_all:
+    input:
+        [INSPECTION.format(phase=phase) for phase in PHASES],
+    localrule: True
+    message:
+        "All Parquet files are inspected."
+
+
 for _phase in PHASES:
 
     rule:
         name:
             f"inspect_phase{_phase}"
-        log:
-            f"{ARTIFACTS}/logs/inspect/phase{_phase}.log",
+        input:
+            INSPECTION.format(phase=_phase),
         localrule: True
-        conda:
-            "../envs/python.yaml"
-        params:
-            parquet=phase_files(_phase).raw_folder,
-            text_key=RECIPE["text_key"],
-            output=f"{ARTIFACTS}/inspection/phase{_phase}",
         message:
-            "Saying what the phase's Parquet files hold."
-        shell:
-            "python -m scripts.data.inspect_parquet --input-dir {params.parquet:q}"
-            " --text-key {params.text_key:q} --output-dir {params.output:q} 2>&1 | tee {log:q}"
+            "The phase's Parquet files are inspected."
 
     rule:
         name:

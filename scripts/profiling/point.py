@@ -82,7 +82,7 @@ def step_arguments(parameters: dict, settings: dict, gpus: int, steps: int) -> l
         ),
     ]
     if settings["recompute"] == "full":
-        arguments += "--recompute-granularity full --recompute-method uniform".split()
+        arguments += ["--recompute-granularity", "full", "--recompute-method", "uniform"]
         arguments += ["--recompute-num-layers", "1"]
     if settings["cuda_graphs"]:
         arguments += ["--cuda-graph-impl", "local"]

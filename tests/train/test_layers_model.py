@@ -1,6 +1,5 @@
 """The fused layers inside Megatron's GPTModel against Megatron's local layers."""
 
-import os
 from contextlib import nullcontext
 from pathlib import Path
 
