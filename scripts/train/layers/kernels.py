@@ -5,8 +5,6 @@ tensor) the time of a kernel is its traffic. Arithmetic is fp32, storage is the 
 Rows are tokens; every last dimension is contiguous. With TRITON_INTERPRET=1 they run on a CPU.
 """
 
-# ruff: noqa: ANN, N803 (Triton: untyped arguments, constants in capitals)
-
 import torch
 import triton
 import triton.language as tl
