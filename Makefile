@@ -37,11 +37,9 @@ docs: $(VENV)/installed
 	$(BIN)/python -m scripts.report.configuration
 
 $(VENV)/installed: envs/requirements.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' || \
-	  { echo "Python 3.12 is needed and '$(PYTHON)' is not it: make PYTHON=/path/to/python3.12 …" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --requirement envs/requirements.txt
-	$(BIN)/pip install --quiet --no-deps --editable .
+	@command -v $(PYTHON) > /dev/null || { echo "There is no $(PYTHON) here: install Python 3.12, \
+	or name it: make PYTHON=/path/to/python3.12 …" >&2; exit 1; }
+	@$(PYTHON) envs/make_venv.py $(VENV)
 	@touch $@
 
 requirements: $(VENV)/installed

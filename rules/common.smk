@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.common.environment import use_checkout
 from scripts.common.files import canonical_json, digest, read_json
+from scripts.common.machine import MachineError, check_megatron, check_python
 from scripts.common.settings import SettingsError, check, load_parameters, phase_recipe
 from scripts.data.shards import configured_phase, configured_recipe
 from scripts.report.hooks import message
@@ -28,6 +29,8 @@ from scripts.train.run import Run
 use_checkout(ROOT)
 
 try:
+    check_python()
+    check_megatron(ROOT / "Megatron-LM")
     config.update(check(config, ROOT / "rules/config.schema.yaml", "config.yaml"))
     PARAMETERS = load_parameters(config["model"])
     if config["phases"] > len(PARAMETERS["data"]["phases"]):
@@ -35,7 +38,7 @@ try:
             f"phases: {config['phases']} phases, but scripts/params/{config['model']}/data.yaml "
             f"describes {len(PARAMETERS['data']['phases'])}"
         )
-except SettingsError as error:
+except (MachineError, SettingsError) as error:
     raise WorkflowError(str(error))
 
 PHASES = range(1, config["phases"] + 1)
@@ -70,9 +73,16 @@ RUN = Run(config["train_name"], Path(ARTIFACTS))
 MARKER = f"{ARTIFACTS}/run_state/{config['train_name']}/phase{{phase}}.json"
 
 # The released model and the report.
+AVERAGE = f"{ARTIFACTS}/checkpoints/{config['train_name']}_average"
+AVERAGING = PARAMETERS["hparams"]["averaging"]
+RELEASED = AVERAGE if AVERAGING["checkpoints"] > 1 else MARKER.format(phase=PHASES[-1])
 EXPORT = f"{ARTIFACTS}/hf/{config['train_name']}"
 VERDICT = f"{EXPORT}.verified.json"
 GENERATIONS = f"{ARTIFACTS}/report/generations.json"
+HELD_OUT = f"{ARTIFACTS}/report/held_out.json"
+BENCHMARKS = f"{ARTIFACTS}/report/benchmarks.json"
+SCORES = [HELD_OUT] + [BENCHMARKS] * bool(config["evaluate"]["tasks"])
+MODEL_CARD = f"{ARTIFACTS}/report/model_card.md"
 MODEL = f"{ROOT}/scripts/params/{config['model']}/model.yaml"
 STEPS = f"{ARTIFACTS}/logs/{config['train_name']}.jsonl"
 REPORT = f"{ARTIFACTS}/report"

@@ -170,3 +170,43 @@ for _phase in PHASES:
         localrule: True
         message:
             "The order of the phase is fixed."
+
+
+for _phase in PHASES:
+
+    rule:
+        name:
+            f"inspect_phase{_phase}"
+        log:
+            f"{ARTIFACTS}/logs/inspect/phase{_phase}.log",
+        localrule: True
+        conda:
+            "../envs/python.yaml"
+        params:
+            parquet=phase_files(_phase).raw_folder,
+            text_key=RECIPE["text_key"],
+            output=f"{ARTIFACTS}/inspection/phase{_phase}",
+        message:
+            "Saying what the phase's Parquet files hold."
+        shell:
+            "python -m scripts.data.inspect_parquet --input-dir {params.parquet:q}"
+            " --text-key {params.text_key:q} --output-dir {params.output:q} 2>&1 | tee {log:q}"
+
+    rule:
+        name:
+            f"check_phase{_phase}"
+        log:
+            f"{ARTIFACTS}/logs/check/phase{_phase}.log",
+        localrule: True
+        conda:
+            "../envs/python.yaml"
+        params:
+            shards=phase_files(_phase).folder,
+            parquet=phase_files(_phase).raw_folder,
+            tokenizer=TOKENIZER,
+        message:
+            "Reading the phase's shards again."
+        shell:
+            "python -m scripts.data.check_shard --folder {params.shards:q}"
+            " --tokenizer-model {params.tokenizer:q} --parquet-dir {params.parquet:q} 2>&1"
+            " | tee {log:q}"

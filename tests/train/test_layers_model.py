@@ -225,7 +225,7 @@ def test_a_model_that_the_layers_do_not_compute_is_refused(changes, named):
 
 
 def save(gpt: GPTModel, folder: Path) -> None:
-    os.makedirs(folder, exist_ok=True)
+    Path(folder).mkdir(parents=True, exist_ok=True)
     dist_checkpointing.save(gpt.sharded_state_dict(), str(folder))
 
 
