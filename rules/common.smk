@@ -78,6 +78,9 @@ AVERAGE = f"{ARTIFACTS}/checkpoints/{config['train_name']}_average"
 AVERAGING = PARAMETERS["hparams"]["averaging"]
 RELEASED = AVERAGE if AVERAGING["checkpoints"] > 1 else MARKER.format(phase=PHASES[-1])
 EXPORT = f"{ARTIFACTS}/hf/{config['train_name']}"
+EXPORT_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[
+    PARAMETERS["hparams"]["precision"]  # the average of checkpoints is in fp32, whatever they are
+]
 VERDICT = f"{EXPORT}.verified.json"
 GENERATIONS = f"{ARTIFACTS}/report/generations.json"
 HELD_OUT = f"{ARTIFACTS}/report/held_out.json"
