@@ -79,7 +79,9 @@ AVERAGING = PARAMETERS["hparams"]["averaging"]
 RELEASED = AVERAGE if AVERAGING["checkpoints"] > 1 else MARKER.format(phase=PHASES[-1])
 EXPORT = f"{ARTIFACTS}/hf/{config['train_name']}"
 EXPORT_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[
-    PARAMETERS["hparams"]["precision"]  # the average of checkpoints is in fp32, whatever they are
+    PARAMETERS["hparams"][
+        "precision"
+    ]  # the average of checkpoints is in fp32, whatever they are
 ]
 VERDICT = f"{EXPORT}.verified.json"
 GENERATIONS = f"{ARTIFACTS}/report/generations.json"
