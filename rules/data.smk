@@ -3,6 +3,8 @@
 # Settings: recipe.*, paths.{parquet,tokenizer,converted}, scripts/params/<model>/data.yaml.
 # Scripts: scripts/data. Every Parquet file becomes one shard (.bin, .idx, .json), which is a target of
 # its own; lists of shards leave out what is finished (scripts/data/shards.py says what that is).
+import shlex
+
 from scripts.data.shards import configured_phase, configured_recipe
 from scripts.report.pending import conversion_in_words
 
@@ -15,6 +17,16 @@ TOKENIZER_FILES = [
 SHARD = f"{CONVERTED}/megatron_phase{{phase}}/phase{{phase}}_{{shard}}_{RECIPE['text_key']}_document"
 MANIFEST = CONVERTED + "/megatron_phase{phase}.manifest.parquet"
 INDEX = CONVERTED + "/megatron_phase{phase}.index.json"
+CONVERSION = shlex.join(  # put together once, not by each of 50,000 jobs
+    [
+        *("--tokenizer-model", TOKENIZER),
+        *("--text-key", RECIPE["text_key"]),
+        *("--end-of-document", RECIPE["end_of_document"]),
+        *("--special-tokens-in-text", RECIPE["special_tokens_in_text"]),
+        *("--invalid-utf8", RECIPE["invalid_utf8"]),
+        *("--tokenizer-engine", config["runtime"]["tokenizer_engine"]),
+    ]
+)
 
 
 @cache
@@ -50,7 +62,7 @@ def remove_links_to_nothing(files):
 
 @cache
 def stale_shards(phase):
-    """The files of the shards to convert; they are converted also where Snakemake sees no reason."""
+    """The shards to convert, by their .idx; forced, since Snakemake may see no reason to."""
     ignore_changed_input_lists()
     files = phase_files(phase)
     try:
@@ -58,20 +70,20 @@ def stale_shards(phase):
     except (FileNotFoundError, ValueError) as error:
         raise WorkflowError(str(error))
     say(conversion_in_words(files, stale))
-    outputs = [file for shard in stale for file in files.files(shard)]
-    remove_links_to_nothing(outputs)
+    remove_links_to_nothing(file for shard in stale for file in files.files(shard))
+    indexes = [files.file(shard, "idx") for shard in stale]
     if not workflow.touch:
-        workflow.dag.forcefiles.update(outputs)
+        workflow.dag.forcefiles.update(indexes)
         if stale and RECIPE["source"] == "hub":
             torn = set(files.missing_parquet())
             workflow.dag.forcefiles.update(torn & {files.raw(shard) for shard in stale})
     if wants_finished_shards():
-        return [file for shard in files.shards for file in files.files(shard)]
-    return outputs
+        return [files.file(shard, "idx") for shard in files.shards]
+    return indexes
 
 
 def all_stale_shards(wildcards):
-    """The files of the shards to convert, of all phases."""
+    """The shards to convert, of all phases."""
     return [file for phase in PHASES for file in stale_shards(phase)]
 
 
@@ -165,8 +177,7 @@ rule convert:
     """Converts one Parquet file to one shard in Megatron's format."""
     input:
         parquet=f"{PARQUET}/phase{{phase}}/{{shard}}.parquet",
-        tokenizer=TOKENIZER_FILES,  # not ancient: below a job that runs it would hide staleness
-        checked=TOKENIZER_FACTS,
+        tokenizer=TOKENIZER_FACTS,  # not ancient: below a job that runs it would hide staleness
     output:
         bin=f"{SHARD}.bin",
         idx=ensure(f"{SHARD}.idx", non_empty=True),
@@ -176,22 +187,11 @@ rule convert:
     conda:
         "../envs/python.yaml"
     threads: config["runtime"]["convert_threads"]
-    params:
-        folder=subpath(output.bin, parent=True),
-        tokenizer=TOKENIZER,
     shell:
-        "exec python -m scripts.data.convert_phase_to_megatron"
-        " --input {input.parquet:q}"
-        " --output-dir {params.folder:q}"
+        "exec python -m scripts.data.convert_phase_to_megatron --input {input.parquet:q}"
+        " --output-dir {CONVERTED:q}/megatron_phase{wildcards.phase}"
         " --output-prefix-prefix phase{wildcards.phase}"
-        " --tokenizer-model {params.tokenizer:q}"
-        " --text-key {RECIPE[text_key]:q}"
-        " --end-of-document {RECIPE[end_of_document]:q}"
-        " --special-tokens-in-text {RECIPE[special_tokens_in_text]}"
-        " --invalid-utf8 {RECIPE[invalid_utf8]}"
-        " --tokenizer-engine {config[runtime][tokenizer_engine]}"
-        " --workers-per-shard {threads}"
-        " > {log:q} 2>&1"
+        " {CONVERSION} --workers-per-shard {threads} > {log:q} 2>&1"
 
 
 rule phase_manifest:
