@@ -99,8 +99,10 @@ def throwaway_slurm(folder: Path, nodes: int, gpus: int) -> Iterator[Slurm]:
     write_configuration(folder, names, gpus)
     holder = subprocess.Popen(
         ["unshare", "--mount", "--propagation=private", "sh", "-c"]
-        + [f"mount --bind {folder}/etc /etc/slurm && mount --bind {folder}/hosts /etc/hosts"
-           " && echo && exec sleep infinity"],
+        + [
+            f"mount --bind {folder}/etc /etc/slurm && mount --bind {folder}/hosts /etc/hosts"
+            " && echo && exec sleep infinity"
+        ],
         stdout=subprocess.PIPE,
     )
     holder.stdout.readline()
@@ -109,7 +111,9 @@ def throwaway_slurm(folder: Path, nodes: int, gpus: int) -> Iterator[Slurm]:
         start_daemons(slurm, names)
         yield slurm
     finally:
-        subprocess.run(slurm.enter("scancel", "--signal=KILL", "--full", "--user=root", folder=folder))
+        subprocess.run(
+            slurm.enter("scancel", "--signal=KILL", "--full", "--user=root", folder=folder)
+        )
         stop_daemons(folder)
         holder.kill()
         holder.wait()
