@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.common.environment import use_checkout
 from scripts.common.files import canonical_json, digest, read_json
+from scripts.common.machine import MachineError, check_megatron, check_python
 from scripts.common.settings import SettingsError, check, load_parameters, phase_recipe
 from scripts.data.shards import configured_phase, configured_recipe
 from scripts.report.hooks import message
@@ -28,6 +29,8 @@ from scripts.train.run import Run
 use_checkout(ROOT)
 
 try:
+    check_python()
+    check_megatron(ROOT / "Megatron-LM")
     config.update(check(config, ROOT / "rules/config.schema.yaml", "config.yaml"))
     PARAMETERS = load_parameters(config["model"])
     if config["phases"] > len(PARAMETERS["data"]["phases"]):
@@ -35,7 +38,7 @@ try:
             f"phases: {config['phases']} phases, but scripts/params/{config['model']}/data.yaml "
             f"describes {len(PARAMETERS['data']['phases'])}"
         )
-except SettingsError as error:
+except (MachineError, SettingsError) as error:
     raise WorkflowError(str(error))
 
 PHASES = range(1, config["phases"] + 1)
@@ -53,6 +56,7 @@ TOKENIZER_FILES = [
 SHARD = f"{CONVERTED}/megatron_phase{{phase}}/phase{{phase}}_{{shard}}_{RECIPE['text_key']}_document"
 MANIFEST = f"{CONVERTED}/megatron_phase{{phase}}.manifest.parquet"
 INDEX = f"{CONVERTED}/megatron_phase{{phase}}.index.json"
+INSPECTION = f"{ARTIFACTS}/inspection/phase{{phase}}/summary.json"
 HUB = config["hub"]
 FROM_HUB = RECIPE["source"] == "hub"
 DROPS_PARQUET = FROM_HUB and not config["runtime"]["keep_parquet"]
@@ -70,9 +74,19 @@ RUN = Run(config["train_name"], Path(ARTIFACTS))
 MARKER = f"{ARTIFACTS}/run_state/{config['train_name']}/phase{{phase}}.json"
 
 # The released model and the report.
+AVERAGE = f"{ARTIFACTS}/checkpoints/{config['train_name']}_average"
+AVERAGING = PARAMETERS["hparams"]["averaging"]
+RELEASED = AVERAGE if AVERAGING["checkpoints"] > 1 else MARKER.format(phase=PHASES[-1])
 EXPORT = f"{ARTIFACTS}/hf/{config['train_name']}"
+EXPORT_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[
+    PARAMETERS["hparams"]["precision"]  # the average of checkpoints is in fp32, whatever they are
+]
 VERDICT = f"{EXPORT}.verified.json"
 GENERATIONS = f"{ARTIFACTS}/report/generations.json"
+HELD_OUT = f"{ARTIFACTS}/report/held_out.json"
+BENCHMARKS = f"{ARTIFACTS}/report/benchmarks.json"
+SCORES = [HELD_OUT] + [BENCHMARKS] * bool(config["evaluate"]["tasks"])
+MODEL_CARD = f"{ARTIFACTS}/report/model_card.md"
 MODEL = f"{ROOT}/scripts/params/{config['model']}/model.yaml"
 STEPS = f"{ARTIFACTS}/logs/{config['train_name']}.jsonl"
 REPORT = f"{ARTIFACTS}/report"

@@ -170,3 +170,66 @@ for _phase in PHASES:
         localrule: True
         message:
             "The order of the phase is fixed."
+
+
+rule inspect:
+    """Says what the Parquet files of a phase hold; fails where that is a problem."""
+    input:
+        lambda wildcards: [
+            phase_files(wildcards.phase).raw(shard)
+            for shard in phase_files(wildcards.phase).shards
+        ],
+    output:
+        INSPECTION,
+    log:
+        f"{ARTIFACTS}/logs/inspect/phase{{phase}}.log",
+    conda:
+        "../envs/python.yaml"
+    threads: 4
+    params:
+        parquet=lambda wildcards, input: Path(input[0]).parent,
+        folder=subpath(output[0], parent=True),
+        text_key=RECIPE["text_key"],
+    shell:
+        "python -m scripts.data.inspect_parquet --input-dir {params.parquet:q}"
+        " --text-key {params.text_key:q} --workers {threads}"
+        " --output-dir {params.folder:q} 2>&1 | tee {log:q}"
+
+
+rule inspect_all:
+    input:
+        [INSPECTION.format(phase=phase) for phase in PHASES],
+    localrule: True
+    message:
+        "All Parquet files are inspected."
+
+
+for _phase in PHASES:
+
+    rule:
+        name:
+            f"inspect_phase{_phase}"
+        input:
+            INSPECTION.format(phase=_phase),
+        localrule: True
+        message:
+            "The phase's Parquet files are inspected."
+
+    rule:
+        name:
+            f"check_phase{_phase}"
+        log:
+            f"{ARTIFACTS}/logs/check/phase{_phase}.log",
+        localrule: True
+        conda:
+            "../envs/python.yaml"
+        params:
+            shards=phase_files(_phase).folder,
+            parquet=phase_files(_phase).raw_folder,
+            tokenizer=TOKENIZER,
+        message:
+            "Reading the phase's shards again."
+        shell:
+            "python -m scripts.data.check_shard --folder {params.shards:q}"
+            " --tokenizer-model {params.tokenizer:q} --parquet-dir {params.parquet:q} 2>&1"
+            " | tee {log:q}"

@@ -16,6 +16,8 @@ rule train:
     priority: 100
     conda:
         "../envs/python.yaml"
+    container:
+        None
     threads: 1
     resources:
         **train_resources(),
@@ -58,3 +60,27 @@ rule train_all:
     localrule: True
     message:
         "All phases are trained."
+
+
+rule preflight:
+    """Looks, on the nodes that training will use, at what would stop it or slow it down."""
+    log:
+        f"{ARTIFACTS}/logs/{config['train_name']}/preflight.log",
+    conda:
+        "../envs/python.yaml"
+    container:
+        None
+    threads: 1
+    resources:
+        **train_resources(),
+        model=MODEL,
+        artifacts=ARTIFACTS,
+        tokenizer=TOKENIZER,
+    shell:
+        "{resources.on_each_node} python -m scripts.train.preflight"
+        " --model {resources.model:q}"
+        " --tokenizer {resources.tokenizer:q}"
+        " --artifacts {resources.artifacts:q}"
+        " --gpus $(({resources.gpu} / {resources.nodes}))"
+        " --nodes {resources.nodes}"
+        " 2>&1 | tee {log:q}"

@@ -29,6 +29,8 @@ from megatron.training.arguments import parse_and_validate_args
 from torch.utils.data import Dataset
 
 from scripts.data.phase_dataset import build_datasets
+from scripts.train.layers import optimizer
+from scripts.train.layers.modules import output_processor
 from scripts.train.schedule import Piece, phase_pieces, rate_at
 from scripts.train.step_log import StepLog
 
@@ -63,6 +65,7 @@ class PhaseSchedule(OptimizerParamScheduler):
 def run(plan: dict) -> None:
     """Trains the plan's phase from the run's latest checkpoint until it ends or a signal comes."""
     skip_compilation_of_present_helpers()
+    optimizer.install()
     args = parse_and_validate_args(extra_args_provider=add_own_arguments)
     add_to_loop(plan)
     pretrain(
@@ -144,8 +147,14 @@ def forward_step(data_iterator: Any, model: torch.nn.Module) -> tuple[torch.Tens
     if not (mpu.is_pipeline_first_stage() or mpu.is_pipeline_last_stage()):
         return model(None, None, None), functools.partial(mean_loss, None)
     batch = get_batch(data_iterator)
-    mask = batch.get("attention_mask")
-    losses = model(batch["tokens"], batch["position_ids"], mask, labels=batch["labels"])
+    processor = output_processor(get_args().spec)
+    losses = model(
+        batch["tokens"],
+        batch["position_ids"],
+        batch.get("attention_mask"),
+        labels=batch["labels"],
+        **({"output_processor": processor} if processor else {}),
+    )
     return losses, functools.partial(mean_loss, batch["loss_mask"])
 
 
