@@ -79,7 +79,9 @@ AVERAGING = PARAMETERS["hparams"]["averaging"]
 RELEASED = AVERAGE if AVERAGING["checkpoints"] > 1 else MARKER.format(phase=PHASES[-1])
 EXPORT = f"{ARTIFACTS}/hf/{config['train_name']}"
 EXPORT_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[
-    PARAMETERS["hparams"]["precision"]  # the average of checkpoints is in fp32, whatever they are
+    PARAMETERS["hparams"][
+        "precision"
+    ]  # the average of checkpoints is in fp32, whatever they are
 ]
 VERDICT = f"{EXPORT}.verified.json"
 GENERATIONS = f"{ARTIFACTS}/report/generations.json"
@@ -135,7 +137,7 @@ def ignore_changed_input_lists():
 
 def tell(event, logs=()):
     """Says on the terminal, and to whom config.yaml names, that the work starts, ended or failed."""
-    if {job.rule.name for job in workflow.dag.jobs} <= {"plan", "status"}:
+    if {job.rule.name for job in workflow.dag.jobs} <= {"plan", "status", "watch"}:
         return
     text = message(config, PARAMETERS, event, logs)
     print(text, file=sys.stderr)
