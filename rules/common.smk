@@ -146,7 +146,7 @@ def ignore_changed_input_lists():
 
 def tell(event, logs=()):
     """Says on the terminal, and to whom config.yaml names, that the work starts, ended or failed."""
-    if {job.rule.name for job in workflow.dag.jobs} <= {"plan", "status"}:
+    if {job.rule.name for job in workflow.dag.jobs} <= {"plan", "status", "watch"}:
         return
     text = message(config, PARAMETERS, event, logs)
     print(text, file=sys.stderr)
