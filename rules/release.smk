@@ -36,9 +36,12 @@ rule export_hf:
         "../envs/python.yaml"
     params:
         tokenizer=tokenizer_folder,
+        dtype=EXPORT_DTYPE,
+        end_of_document=RECIPE["end_of_document"],
     shell:
         "exec python -m scripts.release.export --checkpoint {input.checkpoint:q} --model {input.model:q}"
-        " --tokenizer {params.tokenizer:q} --output {output:q} > {log:q} 2>&1"
+        " --tokenizer {params.tokenizer:q} --end-of-document {params.end_of_document:q}"
+        " --dtype {params.dtype} --output {output:q} > {log:q} 2>&1"
 
 
 rule verify_export:

@@ -16,6 +16,8 @@ rule train:
     priority: 100
     conda:
         "../envs/python.yaml"
+    container:
+        None
     threads: 1
     resources:
         **train_resources(),
@@ -66,6 +68,8 @@ rule preflight:
         f"{ARTIFACTS}/logs/{config['train_name']}/preflight.log",
     conda:
         "../envs/python.yaml"
+    container:
+        None
     threads: 1
     resources:
         **train_resources(),

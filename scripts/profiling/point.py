@@ -3,9 +3,9 @@
     python scripts/profiling/point.py --model qwen3_1p7b --gpus 1 \
         --settings '{"layers": "fast", "micro_batch_size": 4}' --output point.json
 
-Runs scripts/profiling/steps.py with the arguments of training itself. Running out of GPU memory is a
-result ("out of memory"), and so are settings that these layers do not allow ("failed", with the last
-line of the error): a sweep goes on.
+Runs scripts/profiling/steps.py with the arguments of training itself. Running out of GPU memory is
+a result ("out of memory"), and so are settings that these layers do not allow ("failed", with the
+last line of the error): a sweep goes on.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def step_arguments(parameters: dict, settings: dict, gpus: int, steps: int) -> l
 def measure(
     parameters: dict, settings: dict, gpus: int, steps: int, log: Path, options: list[str]
 ) -> dict:
-    """Runs the point in a process of its own, with `options` of steps.py, and returns its record."""
+    """Runs the point in a process of its own and returns its record; `options` are steps.py's."""
     try:
         arguments = step_arguments(parameters, settings, gpus, steps)
     except ValueError as error:
