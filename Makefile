@@ -1,12 +1,13 @@
 # Everything runs in .venv, made from the pinned envs/requirements.txt.
 #   make smoke   the whole workflow on a tiny model, without a GPU
 #   make test    the test suite;  make lint  its style checks
+#   make test-slurm   jobs of a real Slurm on this machine; needs root and slurm-wlm, munge (Debian)
 #   make docs    the parts of the documentation that are made from the program
 PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: smoke test lint format docs requirements clean
+.PHONY: smoke test test-slurm lint format docs requirements clean
 
 smoke: $(VENV)/installed
 	$(BIN)/snakemake --profile profiles/smoke
@@ -17,12 +18,19 @@ smoke: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/pytest $(PYTEST_ARGS)
 
+# The plugin lies apart, so that it is there for this alone.
+test-slurm: $(VENV)/installed
+	$(BIN)/pip install --quiet --upgrade --no-deps --target $(VENV)/slurm \
+	  snakemake-executor-plugin-slurm==2.8.0 snakemake-executor-plugin-slurm-jobstep==0.6.1
+	PYTHONPATH=$(CURDIR)/$(VENV)/slurm $(BIN)/pytest -m slurm tests/cluster $(PYTEST_ARGS)
+
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/snakemake --lint
 	$(BIN)/snakemake --lint --profile profiles/smoke
+	$(BIN)/snakemake --lint --config "recipe={source: hub, tokenizer: hub}"
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
@@ -36,11 +44,9 @@ docs: $(VENV)/installed
 	$(BIN)/python -m scripts.report.configuration
 
 $(VENV)/installed: envs/requirements.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' || \
-	  { echo "Python 3.12 is needed and '$(PYTHON)' is not it: make PYTHON=/path/to/python3.12 …" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --requirement envs/requirements.txt
-	$(BIN)/pip install --quiet --no-deps --editable .
+	@command -v $(PYTHON) > /dev/null || { echo "There is no $(PYTHON) here: install Python 3.12, \
+	or name it: make PYTHON=/path/to/python3.12 …" >&2; exit 1; }
+	@$(PYTHON) envs/make_venv.py $(VENV)
 	@touch $@
 
 requirements: $(VENV)/installed

@@ -18,6 +18,7 @@ include: "rules/data.smk"
 include: "rules/hub.smk"
 include: "rules/train.smk"
 include: "rules/release.smk"
+include: "rules/evaluate.smk"
 include: "rules/report.smk"
 
 

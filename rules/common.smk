@@ -1,5 +1,11 @@
-# Settings, paths and input functions that the other rule files share.
+# Settings, names of files, and input functions: all that the rules of the other files refer to.
+#
+# Lists of inputs are functions that leave out what is finished: 50,000 shards that are converted cost
+# a dry run two seconds and not forty. What that takes of Snakemake is semi-private (the settings'
+# rerun_triggers, the DAG's forcefiles, the scheduler's subsample): tests/workflow watches over it and
+# pyproject.toml pins the versions.
 import os
+import shlex
 import sys
 from functools import cache, partial
 from pathlib import Path
@@ -8,24 +14,23 @@ from snakemake.exceptions import WorkflowError
 from snakemake.settings.enums import RerunTrigger
 
 ROOT = Path(workflow.basedir)
-MEGATRON = ROOT / "Megatron-LM"
-
-# `python` in a rule is the one that Snakemake runs in, it finds `scripts`, and Megatron-LM where the
-# submodule is checked out; else Megatron comes from the wheel.
-os.environ["PATH"] = os.pathsep.join(
-    [str(Path(sys.executable).parent), os.environ["PATH"]]
-)
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(ROOT)]
-    + [str(MEGATRON)] * (MEGATRON / "megatron").is_dir()
-    + [path for path in [os.environ.get("PYTHONPATH")] if path]
-)
 sys.path.insert(0, str(ROOT))
 
+from scripts.common.environment import use_checkout
 from scripts.common.files import canonical_json, digest, read_json
+from scripts.common.machine import MachineError, check_megatron, check_python
 from scripts.common.settings import SettingsError, check, load_parameters, phase_recipe
+from scripts.data.shards import configured_phase, configured_recipe
+from scripts.report.hooks import message
+from scripts.report.notify import notify
+from scripts.report.pending import conversion_in_words, training_in_words
+from scripts.train.run import Run
+
+use_checkout(ROOT)
 
 try:
+    check_python()
+    check_megatron(ROOT / "Megatron-LM")
     config.update(check(config, ROOT / "rules/config.schema.yaml", "config.yaml"))
     PARAMETERS = load_parameters(config["model"])
     if config["phases"] > len(PARAMETERS["data"]["phases"]):
@@ -33,13 +38,67 @@ try:
             f"phases: {config['phases']} phases, but scripts/params/{config['model']}/data.yaml "
             f"describes {len(PARAMETERS['data']['phases'])}"
         )
-except SettingsError as error:
+except (MachineError, SettingsError) as error:
     raise WorkflowError(str(error))
 
 PHASES = range(1, config["phases"] + 1)
 PARQUET, TOKENIZER, CONVERTED, ARTIFACTS = (
     config["paths"][name] for name in ("parquet", "tokenizer", "converted", "artifacts")
 )
+
+# Raw files and shards.
+RECIPE = config["recipe"]
+TOKENIZER_FACTS = f"{CONVERTED}/tokenizer.json"
+TOKENIZER_FILES = [
+    f"{TOKENIZER}/{name}"
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+]
+SHARD = f"{CONVERTED}/megatron_phase{{phase}}/phase{{phase}}_{{shard}}_{RECIPE['text_key']}_document"
+MANIFEST = f"{CONVERTED}/megatron_phase{{phase}}.manifest.parquet"
+INDEX = f"{CONVERTED}/megatron_phase{{phase}}.index.json"
+CONVERSION = shlex.join(  # put together once, not by each of 50,000 jobs
+    [
+        *("--tokenizer-model", TOKENIZER),
+        *("--text-key", RECIPE["text_key"]),
+        *("--end-of-document", RECIPE["end_of_document"]),
+        *("--special-tokens-in-text", RECIPE["special_tokens_in_text"]),
+        *("--invalid-utf8", RECIPE["invalid_utf8"]),
+    ]
+)
+INSPECTION = f"{ARTIFACTS}/inspection/phase{{phase}}/summary.json"
+HUB = config["hub"]
+FROM_HUB = RECIPE["source"] == "hub"
+DROPS_PARQUET = FROM_HUB and not config["runtime"]["keep_parquet"]
+REPOSITORY = (
+    shlex.join(
+        f"--repository {HUB['dataset']} --revision {HUB['dataset_revision']}"
+        f" --folder {HUB['dataset_folder']}".split()
+    )
+    if FROM_HUB
+    else ""
+)
+
+# The run.
+RUN = Run(config["train_name"], Path(ARTIFACTS))
+MARKER = f"{ARTIFACTS}/run_state/{config['train_name']}/phase{{phase}}.json"
+
+# The released model and the report.
+AVERAGE = f"{ARTIFACTS}/checkpoints/{config['train_name']}_average"
+AVERAGING = PARAMETERS["hparams"]["averaging"]
+RELEASED = AVERAGE if AVERAGING["checkpoints"] > 1 else MARKER.format(phase=PHASES[-1])
+EXPORT = f"{ARTIFACTS}/hf/{config['train_name']}"
+EXPORT_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[
+    PARAMETERS["hparams"][
+        "precision"
+    ]  # the average of checkpoints is in fp32, whatever they are
+]
+VERDICT = f"{EXPORT}.verified.json"
+GENERATIONS = f"{ARTIFACTS}/report/generations.json"
+HELD_OUT = f"{ARTIFACTS}/report/held_out.json"
+BENCHMARKS = f"{ARTIFACTS}/report/benchmarks.json"
+SCORES = [HELD_OUT] + [BENCHMARKS] * bool(config["evaluate"]["tasks"])
+MODEL_CARD = f"{ARTIFACTS}/report/model_card.md"
+MODEL = f"{ROOT}/scripts/params/{config['model']}/model.yaml"
 STEPS = f"{ARTIFACTS}/logs/{config['train_name']}.jsonl"
 REPORT = f"{ARTIFACTS}/report"
 FIGURES = {
@@ -50,11 +109,17 @@ FIGURES = {
     "gradient": "Training",
     "throughput": "Training",
 }
+OVERVIEW = f"{REPORT}/overview.html"
+SHARDS = f"{REPORT}/shards.csv"
 
 
 wildcard_constraints:
     phase=r"\d+",
     shard=r"[^/]+",
+
+
+if "downloads" not in workflow.global_resources:
+    workflow.register_resource("downloads", config["runtime"]["parallel_downloads"])
 
 
 @cache
@@ -77,6 +142,145 @@ def ignore_changed_input_lists():
     """Drops Snakemake's `input` trigger: finished shards are left out of input lists on purpose."""
     settings = workflow.dag_settings
     settings.rerun_triggers = frozenset(settings.rerun_triggers) - {RerunTrigger.INPUT}
+
+
+def tell(event, logs=()):
+    """Says on the terminal, and to whom config.yaml names, that the work starts, ended or failed."""
+    if {job.rule.name for job in workflow.dag.jobs} <= {"plan", "status", "watch"}:
+        return
+    text = message(config, PARAMETERS, event, logs)
+    print(text, file=sys.stderr)
+    notify(config["notify"], event, text)
+
+
+@cache
+def phase_files(phase):
+    """Where the files of a phase lie."""
+    return configured_phase(config, int(phase))
+
+
+def tokenizer_folder(wildcards, input):
+    """The folder of the tokenizer's files, which rules have as `input.tokenizer`."""
+    return Path(input.tokenizer[0]).parent
+
+
+def wants_finished_shards():
+    """Whether lists are to be complete: --forcerun convert, --forceall, --touch, --summary and such."""
+    settings = workflow.dag_settings
+    return (
+        settings.forceall
+        or bool({"convert", "download"} & set(settings.forcerun))
+        or workflow.touch
+        or workflow.executor_plugin is None  # nothing is to be executed, only told
+    )
+
+
+def remove_links_to_nothing(files):
+    """Removes what Snakemake cannot handle: it neither finds such a file nor takes it for missing."""
+    links = [
+        file for file in files if os.path.islink(file) and not os.path.exists(file)
+    ]
+    if links and workflow.dryrun:
+        raise WorkflowError(
+            f"{len(links)} files are links to nothing, such as {links[0]}: mount the disk that they "
+            "point to; a run that is no dry run removes the links and makes the files again"
+        )
+    for link in links:
+        os.unlink(link)
+
+
+@cache
+def stale_shards(phase):
+    """The shards to convert, by their .idx; forced, since Snakemake may see no reason to."""
+    ignore_changed_input_lists()
+    files = phase_files(phase)
+    try:
+        stale = files.stale_shards(configured_recipe(config))
+    except (FileNotFoundError, ValueError) as error:
+        raise WorkflowError(str(error))
+    say(conversion_in_words(files, stale))
+    remove_links_to_nothing(file for shard in stale for file in files.files(shard))
+    indexes = [files.file(shard, "idx") for shard in stale]
+    if not workflow.touch:
+        workflow.dag.forcefiles.update(indexes)
+        if stale and FROM_HUB:
+            torn = set(files.missing_parquet())
+            workflow.dag.forcefiles.update(torn & {files.raw(shard) for shard in stale})
+    if wants_finished_shards():
+        return [files.file(shard, "idx") for shard in files.shards]
+    return indexes
+
+
+def all_stale_shards(wildcards):
+    """The shards to convert, of all phases."""
+    return [file for phase in PHASES for file in stale_shards(phase)]
+
+
+def converted_since(wildcards):
+    """The shards that a manifest does not describe yet: to be converted, or newer than it."""
+    phase = int(wildcards.phase)
+    manifest = Path(MANIFEST.format(phase=phase))
+    newer = (
+        phase_files(phase).newer_shards(manifest.stat().st_mtime_ns)
+        if manifest.exists()
+        else []
+    )
+    return sorted({*stale_shards(phase), *newer})
+
+
+def index_recipe(wildcards):
+    """What the order depends on besides the shards, as phase_index.py's arguments."""
+    data, phase = (
+        PARAMETERS["data"],
+        PARAMETERS["data"]["phases"][int(wildcards.phase) - 1],
+    )
+    return (
+        f"--order {phase['order']} --seed {data['seed']}"
+        f" --sequence-length {PARAMETERS['hparams']['sequence_length']}"
+        f" --validation-fraction {data['validation_fraction']}"
+    )
+
+
+def listed_digest(wildcards):
+    """The content that the source table lists for a file; another one is downloaded again."""
+    listed = phase_files(wildcards.phase).sources.get(wildcards.shard)
+    return listed.sha256 if listed else ""
+
+
+def missing_parquet(phase):
+    """The Parquet files of a phase that are still to be downloaded."""
+    if DROPS_PARQUET:
+        raise WorkflowError(
+            "runtime.keep_parquet is false: Parquet files are dropped after conversion. "
+            f"`snakemake converted_phase{phase}` downloads what it needs"
+        )
+    try:
+        missing = phase_files(phase).missing_parquet()
+    except (FileNotFoundError, ValueError) as error:
+        raise WorkflowError(str(error))
+    workflow.dag.forcefiles.update(missing)  # a torn file is there and still missing
+    return missing
+
+
+def train_recipe(wildcards):
+    """What the phase's result depends on, as one string: Snakemake compares params as a set."""
+    return canonical_json(phase_recipe(PARAMETERS, int(wildcards.phase)))
+
+
+def is_trained(phase, recipe):
+    """Whether the phase is complete under this recipe; then its shards no longer matter."""
+    marker = Path(MARKER.format(phase=phase))
+    return marker.exists() and read_json(marker)["recipe_digest"] == digest(recipe)
+
+
+def train_input(wildcards):
+    """The marker of the phase before, and the phase's index unless the phase is complete."""
+    phase = int(wildcards.phase)
+    before = [MARKER.format(phase=phase - 1)] if phase > 1 else []
+    if is_trained(phase, phase_recipe(PARAMETERS, phase)):
+        return before
+    say(training_in_words(RUN, phase))
+    return [*before, INDEX.format(phase=phase)]
 
 
 def figures(category):

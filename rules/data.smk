@@ -3,103 +3,6 @@
 # Settings: recipe.*, paths.{parquet,tokenizer,converted}, scripts/params/<model>/data.yaml.
 # Scripts: scripts/data. Every Parquet file becomes one shard (.bin, .idx, .json), which is a target of
 # its own; lists of shards leave out what is finished (scripts/data/shards.py says what that is).
-from scripts.data.shards import configured_phase, configured_recipe
-from scripts.report.pending import conversion_in_words
-
-RECIPE = config["recipe"]
-TOKENIZER_FACTS = f"{CONVERTED}/tokenizer.json"
-TOKENIZER_FILES = [
-    f"{TOKENIZER}/{name}"
-    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
-]
-SHARD = f"{CONVERTED}/megatron_phase{{phase}}/phase{{phase}}_{{shard}}_{RECIPE['text_key']}_document"
-MANIFEST = CONVERTED + "/megatron_phase{phase}.manifest.parquet"
-INDEX = CONVERTED + "/megatron_phase{phase}.index.json"
-
-
-@cache
-def phase_files(phase):
-    """Where the files of a phase lie."""
-    return configured_phase(config, int(phase))
-
-
-def wants_finished_shards():
-    """Whether lists are to be complete: --forcerun convert, --forceall, --touch, --summary and such."""
-    settings = workflow.dag_settings
-    return (
-        settings.forceall
-        or bool({"convert", "download"} & set(settings.forcerun))
-        or workflow.touch
-        or workflow.executor_plugin is None  # nothing is to be executed, only told
-    )
-
-
-def remove_links_to_nothing(files):
-    """Removes what Snakemake cannot handle: it neither finds such a file nor takes it for missing."""
-    links = [
-        file for file in files if os.path.islink(file) and not os.path.exists(file)
-    ]
-    if links and workflow.dryrun:
-        raise WorkflowError(
-            f"{len(links)} files are links to nothing, such as {links[0]}: mount the disk that they "
-            "point to; a run that is no dry run removes the links and makes the files again"
-        )
-    for link in links:
-        os.unlink(link)
-
-
-@cache
-def stale_shards(phase):
-    """The files of the shards to convert; they are converted also where Snakemake sees no reason."""
-    ignore_changed_input_lists()
-    files = phase_files(phase)
-    try:
-        stale = files.stale_shards(configured_recipe(config))
-    except (FileNotFoundError, ValueError) as error:
-        raise WorkflowError(str(error))
-    say(conversion_in_words(files, stale))
-    outputs = [file for shard in stale for file in files.files(shard)]
-    remove_links_to_nothing(outputs)
-    if not workflow.touch:
-        workflow.dag.forcefiles.update(outputs)
-        if stale and RECIPE["source"] == "hub":
-            torn = set(files.missing_parquet())
-            workflow.dag.forcefiles.update(torn & {files.raw(shard) for shard in stale})
-    if wants_finished_shards():
-        return [file for shard in files.shards for file in files.files(shard)]
-    return outputs
-
-
-def all_stale_shards(wildcards):
-    """The files of the shards to convert, of all phases."""
-    return [file for phase in PHASES for file in stale_shards(phase)]
-
-
-def converted_since(wildcards):
-    """The shards that a manifest does not describe yet: to be converted, or newer than it."""
-    phase = int(wildcards.phase)
-    manifest = Path(MANIFEST.format(phase=phase))
-    newer = (
-        phase_files(phase).newer_shards(manifest.stat().st_mtime_ns)
-        if manifest.exists()
-        else []
-    )
-    return sorted({*stale_shards(phase), *newer})
-
-
-def index_recipe(wildcards):
-    """What the order depends on besides the shards, as phase_index.py's arguments."""
-    data, phase = (
-        PARAMETERS["data"],
-        PARAMETERS["data"]["phases"][int(wildcards.phase) - 1],
-    )
-    return (
-        f"--order {phase['order']} --seed {data['seed']}"
-        f" --sequence-length {PARAMETERS['hparams']['sequence_length']}"
-        f" --validation-fraction {data['validation_fraction']}"
-    )
-
-
 if RECIPE["source"] == "python_library":
 
     rule smoke_corpus:
@@ -136,7 +39,7 @@ if RECIPE["tokenizer"] == "train":
             "../envs/python.yaml"
         params:
             vocabulary=PARAMETERS["model"]["padded_vocab_size"],
-            folder=TOKENIZER,
+            folder=subpath(output[0], parent=True),
         shell:
             "exec python -m scripts.data.train_smoke_tokenizer --input {input:q}"
             " --vocab-size {params.vocabulary} --output-dir {params.folder:q} > {log:q} 2>&1"
@@ -145,7 +48,7 @@ if RECIPE["tokenizer"] == "train":
 rule tokenizer:
     """Checks that the tokenizer fits the model, and records what it is."""
     input:
-        files=TOKENIZER_FILES,
+        tokenizer=TOKENIZER_FILES,
         model=f"{ROOT}/scripts/params/{config['model']}/model.yaml",
     output:
         TOKENIZER_FACTS,
@@ -154,9 +57,10 @@ rule tokenizer:
     conda:
         "../envs/python.yaml"
     params:
+        folder=tokenizer_folder,
         end_of_document=RECIPE["end_of_document"],
     shell:
-        "python -m scripts.data.tokenizer check --tokenizer {TOKENIZER:q}"
+        "python -m scripts.data.tokenizer check --tokenizer {params.folder:q}"
         " --model {input.model:q} --end-of-document {params.end_of_document:q}"
         " --output {output:q} 2>&1 | tee {log:q}"
 
@@ -165,8 +69,7 @@ rule convert:
     """Converts one Parquet file to one shard in Megatron's format."""
     input:
         parquet=f"{PARQUET}/phase{{phase}}/{{shard}}.parquet",
-        tokenizer=TOKENIZER_FILES,  # not ancient: below a job that runs it would hide staleness
-        checked=TOKENIZER_FACTS,
+        tokenizer=TOKENIZER_FACTS,  # not ancient: below a job that runs it would hide staleness
     output:
         bin=f"{SHARD}.bin",
         idx=ensure(f"{SHARD}.idx", non_empty=True),
@@ -176,22 +79,17 @@ rule convert:
     conda:
         "../envs/python.yaml"
     threads: config["runtime"]["convert_threads"]
+    resources:
+        tokenizer_engine=config["runtime"]["tokenizer_engine"],
     params:
         folder=subpath(output.bin, parent=True),
-        tokenizer=TOKENIZER,
+        settings=CONVERSION,
     shell:
-        "exec python -m scripts.data.convert_phase_to_megatron"
-        " --input {input.parquet:q}"
+        "exec python -m scripts.data.convert_phase_to_megatron --input {input.parquet:q}"
         " --output-dir {params.folder:q}"
         " --output-prefix-prefix phase{wildcards.phase}"
-        " --tokenizer-model {params.tokenizer:q}"
-        " --text-key {RECIPE[text_key]:q}"
-        " --end-of-document {RECIPE[end_of_document]:q}"
-        " --special-tokens-in-text {RECIPE[special_tokens_in_text]}"
-        " --invalid-utf8 {RECIPE[invalid_utf8]}"
-        " --tokenizer-engine {config[runtime][tokenizer_engine]}"
-        " --workers-per-shard {threads}"
-        " > {log:q} 2>&1"
+        " {params.settings} --tokenizer-engine {resources.tokenizer_engine}"
+        " --workers-per-shard {threads} > {log:q} 2>&1"
 
 
 rule phase_manifest:
@@ -206,10 +104,13 @@ rule phase_manifest:
         "../envs/python.yaml"
     params:
         shards=lambda wildcards: digest(phase_files(wildcards.phase).shards),
+        parquet=PARQUET,
+        converted=subpath(output[0], parent=True),
+        text_key=RECIPE["text_key"],
     shell:
         "exec python -m scripts.data.phase_manifest --phase {wildcards.phase}"
-        " --parquet-dir {PARQUET:q} --converted-dir {CONVERTED:q}"
-        " --text-key {RECIPE[text_key]:q}"
+        " --parquet-dir {params.parquet:q} --converted-dir {params.converted:q}"
+        " --text-key {params.text_key:q}"
         " --output {output:q} > {log:q} 2>&1"
 
 
@@ -257,3 +158,66 @@ for _phase in PHASES:
         localrule: True
         message:
             "The order of the phase is fixed."
+
+
+rule inspect:
+    """Says what the Parquet files of a phase hold; fails where that is a problem."""
+    input:
+        lambda wildcards: [
+            phase_files(wildcards.phase).raw(shard)
+            for shard in phase_files(wildcards.phase).shards
+        ],
+    output:
+        INSPECTION,
+    log:
+        f"{ARTIFACTS}/logs/inspect/phase{{phase}}.log",
+    conda:
+        "../envs/python.yaml"
+    threads: 4
+    params:
+        parquet=lambda wildcards, input: Path(input[0]).parent,
+        folder=subpath(output[0], parent=True),
+        text_key=RECIPE["text_key"],
+    shell:
+        "python -m scripts.data.inspect_parquet --input-dir {params.parquet:q}"
+        " --text-key {params.text_key:q} --workers {threads}"
+        " --output-dir {params.folder:q} 2>&1 | tee {log:q}"
+
+
+rule inspect_all:
+    input:
+        [INSPECTION.format(phase=phase) for phase in PHASES],
+    localrule: True
+    message:
+        "All Parquet files are inspected."
+
+
+for _phase in PHASES:
+
+    rule:
+        name:
+            f"inspect_phase{_phase}"
+        input:
+            INSPECTION.format(phase=_phase),
+        localrule: True
+        message:
+            "The phase's Parquet files are inspected."
+
+    rule:
+        name:
+            f"check_phase{_phase}"
+        log:
+            f"{ARTIFACTS}/logs/check/phase{_phase}.log",
+        localrule: True
+        conda:
+            "../envs/python.yaml"
+        params:
+            shards=phase_files(_phase).folder,
+            parquet=phase_files(_phase).raw_folder,
+            tokenizer=TOKENIZER,
+        message:
+            "Reading the phase's shards again."
+        shell:
+            "python -m scripts.data.check_shard --folder {params.shards:q}"
+            " --tokenizer-model {params.tokenizer:q} --parquet-dir {params.parquet:q} 2>&1"
+            " | tee {log:q}"

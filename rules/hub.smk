@@ -3,43 +3,12 @@
 #
 # Settings: hub.*, recipe.{source,tokenizer}, runtime.{keep_parquet,parallel_downloads}; HF_ENDPOINT
 # names a mirror, HF_TOKEN a token. Scripts: scripts/data/{source_manifest,download_kaiyuan,tokenizer}.py.
-HUB = config["hub"]
-FROM_HUB = RECIPE["source"] == "hub"
-DROPS_PARQUET = FROM_HUB and not config["runtime"]["keep_parquet"]
-
 # Not an output: a table is replaced only by `scripts/data/source_manifest.py --update`, while Snakemake
 # deletes outputs before it runs a rule again.
-LIST_FILES = "exec python -m scripts.data.source_manifest --parquet {PARQUET:q} --phase {params.phases}"
-if FROM_HUB:
-    LIST_FILES += (
-        " --repository {HUB[dataset]:q} --revision {HUB[dataset_revision]:q}"
-        " --folder {HUB[dataset_folder]:q}"
-    )
-
-if "downloads" not in workflow.global_resources:
-    workflow.register_resource("downloads", config["runtime"]["parallel_downloads"])
-
-
-def listed_digest(wildcards):
-    """The content that the source table lists for a file; another one is downloaded again."""
-    listed = phase_files(wildcards.phase).sources.get(wildcards.shard)
-    return listed.sha256 if listed else ""
-
-
-def missing_parquet(phase):
-    """The Parquet files of a phase that are still to be downloaded."""
-    if DROPS_PARQUET:
-        raise WorkflowError(
-            "runtime.keep_parquet is false: Parquet files are dropped after conversion. "
-            f"`snakemake converted_phase{phase}` downloads what it needs"
-        )
-    try:
-        missing = phase_files(phase).missing_parquet()
-    except (FileNotFoundError, ValueError) as error:
-        raise WorkflowError(str(error))
-    workflow.dag.forcefiles.update(missing)  # a torn file is there and still missing
-    return missing
-
+LIST_FILES = (
+    "python -m scripts.data.source_manifest --parquet {params.parquet:q} --phase {params.phases}"
+    " {params.repository} 2>&1 | tee {log:q}"
+)
 
 if FROM_HUB:
 
@@ -60,9 +29,10 @@ if FROM_HUB:
             downloads=1,
         params:
             sha256=listed_digest,
+            parquet=subpath(output[0], ancestor=2),
         shell:
             "exec python -m scripts.data.download_kaiyuan --phase {wildcards.phase}"
-            " --parquet {PARQUET:q} {wildcards.shard:q}.parquet > {log:q} 2>&1"
+            " --parquet {params.parquet:q} {wildcards.shard:q}.parquet > {log:q} 2>&1"
 
 
 if RECIPE["tokenizer"] == "hub":
@@ -79,10 +49,11 @@ if RECIPE["tokenizer"] == "hub":
         resources:
             downloads=1,
         params:
+            folder=subpath(output[0], parent=True),
             repository=HUB["model"],
             revision=HUB["model_revision"],
         shell:
-            "exec python -m scripts.data.tokenizer fetch --tokenizer {TOKENIZER:q}"
+            "exec python -m scripts.data.tokenizer fetch --tokenizer {params.folder:q}"
             " --repository {params.repository:q} --revision {params.revision:q} > {log:q} 2>&1"
 
 
@@ -91,11 +62,15 @@ for _phase in PHASES:
     rule:
         name:
             f"manifest_phase{_phase}"
+        log:
+            f"{ARTIFACTS}/logs/source/phase{_phase}.log",
         localrule: True
         conda:
             "../envs/python.yaml"
         params:
             phases=_phase,
+            parquet=PARQUET,
+            repository=REPOSITORY,
         message:
             "Listing the phase's files; a table that is there already is compared, not replaced."
         shell:
@@ -112,11 +87,15 @@ for _phase in PHASES:
 
 
 rule manifest_all:
+    log:
+        f"{ARTIFACTS}/logs/source/all.log",
     localrule: True
     conda:
         "../envs/python.yaml"
     params:
         phases=list(PHASES),
+        parquet=PARQUET,
+        repository=REPOSITORY,
     message:
         "Listing the files of all phases; tables that are there already are compared, not replaced."
     shell:

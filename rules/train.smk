@@ -3,35 +3,6 @@
 # Settings: runtime.*, scripts/params/<model>. Scripts: scripts/train. A phase's only output is its
 # marker, which the launcher writes when the last iteration is reached; checkpoints are no outputs,
 # since Snakemake deletes the outputs of jobs that fail.
-from scripts.report.pending import training_in_words
-from scripts.train.run import Run
-
-RUN = Run(config["train_name"], Path(ARTIFACTS))
-RUNTIME = canonical_json(config["runtime"])
-MARKER = f"{ARTIFACTS}/run_state/{config['train_name']}/phase{{phase}}.json"
-
-
-def train_recipe(wildcards):
-    """What the phase's result depends on, as one string: Snakemake compares params as a set."""
-    return canonical_json(phase_recipe(PARAMETERS, int(wildcards.phase)))
-
-
-def is_trained(phase, recipe):
-    """Whether the phase is complete under this recipe; then its shards no longer matter."""
-    marker = Path(MARKER.format(phase=phase))
-    return marker.exists() and read_json(marker)["recipe_digest"] == digest(recipe)
-
-
-def train_input(wildcards):
-    """The marker of the phase before, and the phase's index unless the phase is complete."""
-    phase = int(wildcards.phase)
-    before = [MARKER.format(phase=phase - 1)] if phase > 1 else []
-    if is_trained(phase, phase_recipe(PARAMETERS, phase)):
-        return before
-    say(training_in_words(RUN, phase))
-    return [*before, INDEX.format(phase=phase)]
-
-
 rule train:
     """Trains one phase, or resumes it from its latest good checkpoint."""
     input:
@@ -45,23 +16,30 @@ rule train:
     priority: 100
     conda:
         "../envs/python.yaml"
+    container:
+        None
     threads: 1
     resources:
         **train_resources(),
+        # How it is run stands here, since a change of a resource makes nothing run again.
+        settings=canonical_json(config["runtime"]),
+        train_name=config["train_name"],
+        artifacts=ARTIFACTS,
+        tokenizer=TOKENIZER,
     params:
         recipe=train_recipe,
         index=lambda wildcards: INDEX.format(phase=wildcards.phase),
     shell:
-        "exec {ON_EACH_NODE} python -m scripts.train.launch --phase {wildcards.phase}"
-        " --train-name {config[train_name]:q}"
-        " --artifacts {ARTIFACTS:q}"
+        "exec {resources.on_each_node} python -m scripts.train.launch --phase {wildcards.phase}"
+        " --train-name {resources.train_name:q}"
+        " --artifacts {resources.artifacts:q}"
         " --index {params.index:q}"
-        " --tokenizer {TOKENIZER:q}"
+        " --tokenizer {resources.tokenizer:q}"
         " --recipe {params.recipe:q}"
-        " --runtime {RUNTIME:q}"
+        " --runtime {resources.settings:q}"
         " --gpus $(({resources.gpu} / {resources.nodes}))"
+        " --log {log:q}"
         " --marker {output:q}"
-        " > {log:q} 2>&1"
 
 
 for _phase in PHASES:
@@ -82,3 +60,27 @@ rule train_all:
     localrule: True
     message:
         "All phases are trained."
+
+
+rule preflight:
+    """Looks, on the nodes that training will use, at what would stop it or slow it down."""
+    log:
+        f"{ARTIFACTS}/logs/{config['train_name']}/preflight.log",
+    conda:
+        "../envs/python.yaml"
+    container:
+        None
+    threads: 1
+    resources:
+        **train_resources(),
+        model=MODEL,
+        artifacts=ARTIFACTS,
+        tokenizer=TOKENIZER,
+    shell:
+        "{resources.on_each_node} python -m scripts.train.preflight"
+        " --model {resources.model:q}"
+        " --tokenizer {resources.tokenizer:q}"
+        " --artifacts {resources.artifacts:q}"
+        " --gpus $(({resources.gpu} / {resources.nodes}))"
+        " --nodes {resources.nodes}"
+        " 2>&1 | tee {log:q}"

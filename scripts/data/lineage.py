@@ -34,28 +34,26 @@ def documents_of(index: PhaseIndex, first: int, last: int) -> pd.DataFrame:
     """Returns the documents of the training samples first … last - 1, counted in training order.
 
     One row for each stretch of a document that a sample's inputs hold: `sample`, `shard`,
-    `document` (number within the shard), `number` (within the phase), `offset` (first token),
-    `tokens`, and `rank` where the phase is ordered by it.
+    `document` (number within the shard), `place` (in training order), `number` (within the phase),
+    `offset` (first token), `tokens`, and `rank` where the phase is ordered by it.
     """
-    samples, documents = index.samples("train"), index.documents("train")
-    order, rows = index.sample_order("train"), []
+    samples, order, rows = index.samples("train"), index.sample_order("train"), []
+    documents, lengths = (index.of_documents(name, "train") for name in ("documents", "lengths"))
     for sample in range(first, last):
         stored = order[sample]
-        (position, offset), (end, end_offset) = samples[stored : stored + 2].tolist()
-        while position < end or (position == end and offset < end_offset):
-            document = int(documents[position])
-            stop = end_offset if position == end else int(index.lengths[document])
-            rows.append((sample, position, document, offset, stop - offset))
-            position, offset = position + 1, 0
-    columns = ["sample", "position", "number", "offset", "tokens"]
-    table = pd.DataFrame(rows, columns=columns)
+        (place, offset), (end, end_offset) = samples[stored : stored + 2].tolist()
+        while place < end or (place == end and offset < end_offset):
+            stop = end_offset if place == end else int(lengths[place])
+            rows.append((sample, place, int(documents[place]), offset, stop - offset))
+            place, offset = place + 1, 0
+    table = pd.DataFrame(rows, columns=["sample", "place", "number", "offset", "tokens"])
     starts = index.manifest.first_documents
     shard = np.searchsorted(starts, table.number, side="right") - 1
     table.insert(1, "shard", np.array(index.manifest.shards, dtype=object)[shard])
     table.insert(2, "document", table.number - starts[shard])
     if (ranks := index.ranks("train")) is not None:
-        table["rank"] = ranks[table.position]
-    return table.drop(columns="position")
+        table["rank"] = ranks[table.place]
+    return table
 
 
 def consumed(index: PhaseIndex, samples: int) -> dict[str, Any]:
@@ -79,10 +77,10 @@ def consumed(index: PhaseIndex, samples: int) -> dict[str, Any]:
 
 def documents_per_shard(index: PhaseIndex, samples: int) -> np.ndarray:
     """Returns how many documents of each shard the first `samples` samples hold: int64 [shards]."""
-    documents = index.documents("train")
+    documents = index.of_documents("documents", "train")
     seen = np.zeros(index.manifest.documents, dtype=bool)
-    for positions in positions_of(index, samples):
-        seen[documents[positions]] = True
+    for places in places_of(index, samples):
+        seen[documents[places]] = True
     starts = index.manifest.first_documents
     filled = np.diff(starts) > 0  # reduceat gives nonsense for empty stretches
     result = np.zeros(len(starts) - 1, dtype=np.int64)
@@ -90,26 +88,26 @@ def documents_per_shard(index: PhaseIndex, samples: int) -> np.ndarray:
     return result
 
 
-def positions_of(index: PhaseIndex, samples: int) -> Iterator[np.ndarray | slice]:
-    """Yields, in chunks, the positions in the split's documents that the first samples hold."""
+def places_of(index: PhaseIndex, samples: int) -> Iterator[np.ndarray | slice]:
+    """Yields, in chunks, the places in training order of the documents of the first samples."""
     starts, order = index.samples("train"), index.sample_order("train")
     if isinstance(order, range):
-        end = last_positions(starts[samples : samples + 1])[0] + 1 if samples else 0
+        end = last_places(starts[samples : samples + 1])[0] + 1 if samples else 0
         yield from (slice(first, min(first + CHUNK, end)) for first in range(0, end, CHUNK))
         return
     taken = np.zeros(len(order), dtype=bool)
     taken[order[:samples]] = True
     for first in range(0, len(order), CHUNK):
         chunk, of_chunk = starts[first : first + CHUNK + 1], taken[first : first + CHUNK]
-        begins, ends = chunk[:-1, 0], last_positions(chunk[1:])
+        begins, ends = chunk[:-1, 0], last_places(chunk[1:])
         base, width = begins[0], ends[-1] - begins[0] + 2
         opened = np.bincount(begins[of_chunk] - base, minlength=width)
         closed = np.bincount(ends[of_chunk] + 1 - base, minlength=width)
         yield base + np.flatnonzero(np.cumsum(opened - closed))
 
 
-def last_positions(ends: np.ndarray) -> np.ndarray:
-    """Returns the last position of samples that end before (position, token), [samples, 2]."""
+def last_places(ends: np.ndarray) -> np.ndarray:
+    """Returns the last place of samples that end before (place, token), [samples, 2]."""
     return ends[:, 0] - (ends[:, 1] == 0)
 
 
@@ -121,14 +119,14 @@ def text_of(index: PhaseIndex, table: pd.DataFrame, tokenizer_folder: Path) -> I
     """
     from tokenizers import Tokenizer
 
-    from scripts.data.phase_dataset import ShardedDataset
+    from scripts.data.phase_dataset import OrderedDocuments
 
     definition = tokenizer_folder / "tokenizer.json"
     if sha256(definition) != index.manifest.common["recipe"]["tokenizer_sha256"]:
         raise ValueError(f"{definition} is not the tokenizer that these shards were made with")
-    tokenizer, tokens = Tokenizer.from_file(str(definition)), ShardedDataset(index)
+    tokenizer, tokens = Tokenizer.from_file(str(definition)), OrderedDocuments(index, "train")
     for row in table.itertuples():
-        ids = tokens.get(row.number, row.offset, row.tokens)
+        ids = tokens.get(row.place, row.offset, row.tokens)
         yield tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
 
@@ -165,7 +163,7 @@ def show_step(args: argparse.Namespace, index: PhaseIndex, batch: int) -> None:
                 f"tokens {row.offset} to {row.offset + row.tokens - 1}\n{row.text}"
             )
     else:
-        print(table.drop(columns="number").to_string(index=False))
+        print(table.drop(columns=["place", "number"]).to_string(index=False))
 
 
 def show_consumed(args: argparse.Namespace, phase: int, index: PhaseIndex, samples: int) -> None:

@@ -9,89 +9,75 @@ number of data-parallel ranks nor on where a run was resumed.
         Path("data/converted/megatron_phase3.index.json"), train_samples=1000, valid_samples=64
     )
 
-The classes are Megatron's GPTDataset (masks, positions, labels) over a low-level data set that
-reads from many shards, with the order, the samples and their shuffle taken from the index instead
-of being built.
+The class is Megatron's GPTDataset (masks, positions, labels) over a low-level data set that reads
+from many shards; the order, the samples and their shuffle come from the index and are not built.
 """
 
-import logging
+from bisect import bisect_right
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-from megatron.core.datasets.indexed_dataset import IndexedDataset
+from megatron.core.datasets.indexed_dataset import _FileBinReader
 from megatron.core.datasets.utils import Split
 
 from scripts.data.phase_manifest import Manifest
 from scripts.data.phase_reader import PhaseIndex, read_index
 
-# An open shard costs 3 file handles and 2 memory maps; a process has 1,024 handles by default.
-OPEN_SHARDS = 128
-# Megatron's reader writes seven lines into the log for each shard that it opens.
-logging.getLogger(IndexedDataset.__module__).setLevel(logging.WARNING)
 
+class OrderedDocuments:
+    """The documents of a split over all shards, numbered in training order.
 
-class ShardedDataset:
-    """All shards of a phase as one low-level data set: documents are numbered through.
-
-    Offers what Megatron's GPTDataset asks of an IndexedDataset. Shards are opened when they are
-    first read, by Megatron's reader; at most `open_shards` stay open.
+    Offers what Megatron's GPTDataset asks of its low-level data set. Tokens are read by Megatron's
+    own reader of `.bin` files, the one without memory maps: documents that follow each other lie in
+    different shards, and mapping (or keeping open) one of 50,000 files for each document costs 5 to
+    20 times as much as reading it (benchmarks/order.py). No handle stays open.
 
     Args:
         index: an open phase index.
-        open_shards: how many shards may be open at a time.
+        split: train or valid.
     """
 
-    def __init__(self, index: PhaseIndex, open_shards: int = OPEN_SHARDS) -> None:
-        self.index = index
-        self.open_shards = open_shards
-        self._first = index.manifest.first_documents
-        self._open = lru_cache(open_shards)(lambda shard: open_shard(index.manifest, shard))
-
-    def __getstate__(self) -> tuple[PhaseIndex, int]:
-        return self.index, self.open_shards
-
-    def __setstate__(self, state: tuple[PhaseIndex, int]) -> None:
-        self.__init__(*state)
+    def __init__(self, index: PhaseIndex, split: str) -> None:
+        self.manifest = index.manifest
+        self.documents, self.sequence_lengths, self.offsets = (
+            index.of_documents(name, split) for name in ("documents", "lengths", "offsets")
+        )
+        self._first_documents = index.manifest.first_documents.tolist()
+        self._dtype = np.dtype(index.manifest.common["dtype"])
+        self._reader = lru_cache(maxsize=None)(partial(open_shard, index.manifest))
 
     def __len__(self) -> int:
-        return int(self._first[-1])
+        return len(self.documents)
 
-    @property
-    def sequence_lengths(self) -> np.ndarray:
-        """Tokens of each document, int32 [documents]."""
-        return self.index.lengths
-
-    def get(self, document: int, offset: int = 0, length: int | None = None) -> np.ndarray:
+    def get(self, place: int, offset: int = 0, length: int | None = None) -> np.ndarray:
         """Returns tokens of a document, from `offset` on; all that remain without `length`.
 
-        A copy: Megatron's reader unmaps the file when it is closed, whoever still looks at it.
+        Args:
+            place: the document's place in the training order.
         """
-        shard = int(np.searchsorted(self._first, document, side="right")) - 1
-        return self._open(shard).get(int(document - self._first[shard]), offset, length).copy()
+        shard = bisect_right(self._first_documents, self.documents[place]) - 1
+        count = self.sequence_lengths[place] - offset if length is None else length
+        first_byte = self.offsets[place] + offset * self._dtype.itemsize
+        return self._reader(shard).read(self._dtype, int(count), int(first_byte))
 
-    def __getitem__(self, document: int) -> np.ndarray:
-        return self.get(document)
 
-
-def open_shard(manifest: Manifest, shard: int) -> IndexedDataset:
-    """Opens a shard with Megatron's reader.
+def open_shard(manifest: Manifest, shard: int) -> _FileBinReader:
+    """Returns Megatron's reader of a shard's tokens.
 
     Raises:
         ValueError: a file is missing, or not the one that the manifest was made of.
     """
-    prefix = manifest.prefixes[shard]
-    for suffix in ("bin", "idx"):
-        path, stated = Path(f"{prefix}.{suffix}"), manifest.table[f"{suffix}_bytes"][shard].as_py()
-        if not path.is_file() or path.stat().st_size != stated:
-            raise ValueError(
-                f"{path} is missing or has not the {stated} bytes of {manifest.path}: convert this "
-                "shard again, or make the manifest and the index of this phase anew"
-            )
-    return IndexedDataset(prefix)
+    path, stated = Path(f"{manifest.prefixes[shard]}.bin"), manifest.table["bin_bytes"][shard]
+    if not path.is_file() or path.stat().st_size != stated.as_py():
+        raise ValueError(
+            f"{path} is missing or has not the {stated} bytes of {manifest.path}: convert this "
+            "shard again, or make the manifest and the index of this phase anew"
+        )
+    return _FileBinReader(str(path))
 
 
 @dataclass(frozen=True)
@@ -131,17 +117,17 @@ class PhaseDataset(GPTDataset):
     ) -> None:
         self.phase_index = index
         self.cycle = cycle
-        documents = index.documents(split.name)
+        documents = OrderedDocuments(index, split.name)
         super().__init__(
-            ShardedDataset(index), str(index.path), documents, num_samples, split, config
+            documents, str(index.path), documents.documents, num_samples, split, config
         )
 
     def _build_document_sample_shuffle_indices(
         self,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | range]:
+    ) -> tuple[range, np.ndarray, np.ndarray | range]:
         split = self.index_split.name
         return (
-            self.phase_index.documents(split),
+            range(len(self.dataset)),
             self.phase_index.samples(split),
             self.phase_index.sample_order(split),
         )

@@ -18,15 +18,18 @@ An order is nothing but a sort key of the documents, equal keys by shard, then b
 Held out for validation are the documents whose (other) 64 bits are below the fraction. They depend
 on nothing but the shard's name and the row: not on the order, the seed or the other shards.
 
-The sort is DuckDB's, which spills to the disk where the keys do not fit into `--memory-gb`; the
-samples are cut by Megatron's own C++ helper. Files of the folder, little-endian NumPy arrays:
+The sort is DuckDB's, which spills to the disk where the documents do not fit into `--memory-gb`;
+the samples are cut by Megatron's own C++ helper. The folder holds NumPy arrays. Those of the
+documents are in training order, training's documents first and then validation's, so that training
+reads these files from the beginning to the end:
 
-    lengths.npy        int32 [documents]             tokens of each document, as stored
-    documents.npy      int32 [documents]             training documents in order, then validation's
-    ranks.npy          float64 [documents]           their ranks (order `rank` only)
-    {split}_samples.npy int32|int64 [samples + 1, 2] where a sample begins: position in the split's
-                                                     documents, token within the document
-    train_shuffle.npy  int64 [samples]               order of the samples (order `shuffled` only)
+    documents.npy        int32 [documents]    number of the document within the phase
+    lengths.npy          int32 [documents]    its tokens
+    offsets.npy          int64 [documents]    its first byte in the .bin file
+    ranks.npy            float64 [documents]  its rank (order `rank` only)
+    {split}_samples.npy  int [samples + 1, 2] where a sample begins: document (place among those of
+                                              the split), token within the document
+    train_shuffle.npy    int64 [samples]      order of the samples (order `shuffled` only)
 """
 
 import argparse
@@ -34,26 +37,27 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from megatron.core.datasets import helpers
-from megatron.core.datasets.indexed_dataset import IndexedDataset
 from tqdm import tqdm
 
 from scripts.common.files import digest, replacing, sha256, write_json
 from scripts.data.phase_manifest import Manifest, read_manifest
 from scripts.data.phase_order import (
     ORDERS,
-    check_ranks,
-    document_keys,
+    check_ranks_exist,
+    document_rows,
     random_bits,
-    sort_keys,
+    sorted_rows,
 )
 from scripts.data.phase_reader import FORMAT_VERSION, SPLITS, PhaseIndex, read_index
 
+ARRAYS = {"document": "documents", "length": "lengths", "offset": "offsets", "key": "ranks"}
 MAX_DOCUMENTS = np.iinfo(np.int32).max  # Megatron's C++ helper numbers documents with 32 bits
 
 
@@ -90,7 +94,7 @@ def build_index(
             f"more than the {MAX_DOCUMENTS} that Megatron can index"
         )
     if order == "rank":
-        check_ranks(manifest)
+        check_ranks_exist(manifest)
     settings = {
         "format_version": FORMAT_VERSION,
         "order": order,
@@ -99,26 +103,20 @@ def build_index(
         "validation_fraction": validation_fraction,
     }
     content = digest(settings | {"manifest": manifest.digest})
-    folder = output.with_name(f"{output.stem}-{content[:16]}")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder_of(output, content)
 
-    write_lengths(manifest, folder / "lengths.npy")
-    lengths = np.load(folder / "lengths.npy", mmap_mode="r")
-    keys = document_keys(manifest, order, seed, validation_fraction)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="sort-") as spill:
-        key_type = pa.float64() if order == "rank" else pa.uint64()
-        ordered = sort_keys(keys, key_type, Path(spill), memory_gb, threads)
-        held_out = write_documents(folder, ordered, manifest.documents, order)
-    documents = np.load(folder / "documents.npy", mmap_mode="r")
-
-    splits = {}
-    train = manifest.documents - held_out
-    for split, part in zip(SPLITS, (documents[:train], documents[train:]), strict=True):
-        tokens = int(lengths[documents[train:]].sum())
-        if split == "train":
-            tokens = manifest.tokens - tokens
-        samples = write_samples(folder, split, lengths, part, tokens, sequence_length)
-        splits[split] = {"documents": len(part), "tokens": tokens, "samples": samples}
+        key = pa.float64() if order == "rank" else pa.uint64()
+        rows = document_rows(manifest, order, seed, validation_fraction)
+        ordered = sorted_rows(rows, key, Path(spill), memory_gb, threads)
+        splits = write_documents(folder, ordered, manifest.documents, order)
+    lengths = np.load(folder / "lengths.npy", mmap_mode="r")
+    train = splits["train"]["documents"]
+    for split, part in (("train", lengths[:train]), ("valid", lengths[train:])):
+        samples = write_samples(
+            folder / f"{split}_samples.npy", part, splits[split]["tokens"], sequence_length
+        )
+        splits[split]["samples"] = samples
     if not splits["train"]["samples"]:
         raise ValueError(
             f"phase {manifest.phase} has {splits['train']['tokens']} tokens for training, "
@@ -127,44 +125,40 @@ def build_index(
     if order == "shuffled":
         write_sample_shuffle(folder / "train_shuffle.npy", seed, splits["train"]["samples"])
 
+    return publish(output, folder, manifest, settings | {"digest": content, **splits})
+
+
+def folder_of(output: Path, content: str) -> Path:
+    """Makes the folder for the arrays of an index with the digest `content`."""
+    folder = output.with_name(f"{output.stem}-{content[:16]}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def publish(output: Path, folder: Path, manifest: Manifest, facts: dict[str, Any]) -> PhaseIndex:
+    """Writes the JSON file that makes a folder of arrays a phase's index, and opens it.
+
+    Folders of indices that `output` no longer names are removed.
+    """
     files = sorted(folder.glob("*.npy"))
     write_json(
         output,
-        settings
+        facts
         | {
             "phase": manifest.phase,
-            "digest": content,
             "manifest": {
                 "file": manifest.path.relative_to(output.parent, walk_up=True).as_posix(),
                 "digest": manifest.digest,
             },
             "common": manifest.common,
-            **splits,
             "folder": folder.name,
             "files": {f.name: {"bytes": f.stat().st_size, "sha256": sha256(f)} for f in files},
         },
     )
-    remove_other_folders(output, folder)
+    for other in output.parent.glob(f"{output.stem}-*"):
+        if other.is_dir() and other != folder:
+            shutil.rmtree(other)
     return read_index(output)
-
-
-def write_lengths(manifest: Manifest, path: Path) -> None:
-    """Writes the lengths of all documents, read by Megatron's reader, int32 [documents]."""
-    tokens = manifest.table["tokens"].to_numpy()
-    progress = tqdm(manifest.prefixes, unit=" shards", desc="lengths", disable=None)
-    with array_file(path, np.int32, manifest.documents) as lengths:
-        for number, prefix in enumerate(progress):
-            first, last = manifest.first_documents[number : number + 2]
-            if first == last:  # Megatron's reader cannot open a shard without documents
-                continue
-            reader = IndexedDataset(prefix, mmap=False)  # its arrays die with it
-            stored = reader.sequence_lengths
-            if len(stored) != last - first or stored.sum() != tokens[number] or stored.min() < 1:
-                raise ValueError(
-                    f"{prefix}.idx does not hold the {last - first} documents and {tokens[number]} "
-                    "tokens that the manifest states: convert this shard again"
-                )
-            lengths[first:last] = stored
 
 
 @contextmanager
@@ -176,49 +170,47 @@ def array_file(path: Path, dtype: type, count: int) -> Iterator[np.ndarray]:
         array.flush()
 
 
-def write_documents(folder: Path, ordered: Iterator[pa.RecordBatch], count: int, order: str) -> int:
-    """Writes documents.npy and, for order `rank`, ranks.npy; returns how many are held out."""
-    ranked = order == "rank"
-    ranks_file = array_file(folder / "ranks.npy", np.float64, count) if ranked else nullcontext()
-    held_out = first = 0
-    with (
-        array_file(folder / "documents.npy", np.int32, count) as documents,
-        ranks_file as ranks,
-        tqdm(
-            total=count, unit=" documents", desc="order", unit_scale=True, disable=None
-        ) as progress,
-    ):
+def write_documents(
+    folder: Path, ordered: Iterator[pa.RecordBatch], count: int, order: str
+) -> dict[str, dict[str, int]]:
+    """Writes the arrays of the documents; returns documents and tokens of each split."""
+    columns = {"document": np.int32, "length": np.int32, "offset": np.int64}
+    if order == "rank":
+        columns["key"] = np.float64
+    totals = {split: {"documents": 0, "tokens": 0} for split in SPLITS}
+    with ExitStack() as stack:
+        progress = stack.enter_context(tqdm(None, "order", count, unit=" documents", disable=None))
+        arrays = {
+            column: stack.enter_context(array_file(folder / f"{ARRAYS[column]}.npy", dtype, count))
+            for column, dtype in columns.items()
+        }
+        last = 0
         for batch in ordered:
-            last = first + len(batch)
-            documents[first:last] = batch["document"].to_numpy()
-            if ranked:
-                ranks[first:last] = batch["key"].to_numpy()
-            held_out += batch["held_out"].to_numpy(zero_copy_only=False).sum()
+            part = slice(last, last := last + len(batch))
+            for column, array in arrays.items():
+                array[part] = batch[column].to_numpy()
+            held_out = batch["held_out"].to_numpy(zero_copy_only=False)
+            for split, chosen in (("train", ~held_out), ("valid", held_out)):
+                totals[split]["documents"] += int(chosen.sum())
+                totals[split]["tokens"] += int(batch["length"].to_numpy()[chosen].sum())
             progress.update(len(batch))
-            first = last
-    return int(held_out)
+    return totals
 
 
-def write_samples(
-    folder: Path,
-    split: str,
-    lengths: np.ndarray,
-    documents: np.ndarray,
-    tokens: int,
-    sequence_length: int,
-) -> int:
-    """Cuts a split's documents into samples with Megatron's helper; returns how many there are.
+def write_samples(path: Path, lengths: np.ndarray, tokens: int, sequence_length: int) -> int:
+    """Cuts documents of these lengths into samples with Megatron's helper; returns their number.
 
     A sample has sequence_length + 1 tokens, the last of which is the next one's first. What is left
     at the end and is shorter is not used.
     """
     if tokens > sequence_length:
+        in_order = np.arange(len(lengths), dtype=np.int32)
         samples = helpers.build_sample_idx(
-            lengths, documents, sequence_length, 1, tokens, True, True
+            lengths, in_order, sequence_length, 1, tokens, True, True
         )
     else:
         samples = np.zeros((1, 2), np.int32)
-    with replacing(folder / f"{split}_samples.npy") as partial, partial.open("wb") as file:
+    with replacing(path) as partial, partial.open("wb") as file:
         np.save(file, samples)
     return len(samples) - 1
 
@@ -227,13 +219,6 @@ def write_sample_shuffle(path: Path, seed: int, count: int) -> None:
     """Writes a permutation of the samples, int64 [count]."""
     with replacing(path) as partial, partial.open("wb") as file:
         np.save(file, np.argsort(random_bits(f"samples {seed}", 0, count), kind="stable"))
-
-
-def remove_other_folders(output: Path, folder: Path) -> None:
-    """Removes the arrays of indices that `output` no longer names."""
-    for other in output.parent.glob(f"{output.stem}-*"):
-        if other.is_dir() and other != folder:
-            shutil.rmtree(other)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -4,7 +4,6 @@ Imports neither Megatron nor PyTorch: whoever asks for a fact about a phase need
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ import numpy as np
 from scripts.common.files import read_json
 from scripts.data.phase_manifest import Manifest, read_manifest
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SPLITS = ("train", "valid")
 
 
 @dataclass(frozen=True)
 class PhaseIndex:
-    """An index on the disk; its arrays are memory-mapped when they are first asked for.
+    """An index on the disk; phase_index.py describes the arrays, which are memory-mapped.
 
     Attributes:
         path: the JSON file.
@@ -35,36 +34,24 @@ class PhaseIndex:
         """Returns the array of that name, memory-mapped and read-only."""
         return np.load(self.path.parent / self.facts["folder"] / f"{name}.npy", mmap_mode="r")
 
-    @cached_property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each document, as stored: int32 [documents]."""
-        return self.array("lengths")
-
-    @cached_property
-    def _documents(self) -> np.ndarray:
-        return self.array("documents")
-
-    def documents(self, split: str) -> np.ndarray:
-        """Documents of a split in order: int32 [documents of the split]."""
-        return self._documents[self._slice(split)]
+    def of_documents(self, name: str, split: str) -> np.ndarray:
+        """Returns documents, lengths, offsets or ranks of a split's documents, in order."""
+        train = self.facts["train"]["documents"]
+        return self.array(name)[slice(train) if split == "train" else slice(train, None)]
 
     def ranks(self, split: str) -> np.ndarray | None:
-        """Ranks of `documents(split)`: float64, or None where the order is not `rank`."""
-        return self.array("ranks")[self._slice(split)] if self.facts["order"] == "rank" else None
+        """Returns the ranks of a split's documents, or None where the order is not `rank`."""
+        return self.of_documents("ranks", split) if self.facts["order"] == "rank" else None
 
     def samples(self, split: str) -> np.ndarray:
-        """Where a split's samples begin (position, token), and the end: [samples + 1, 2]."""
+        """Returns where a split's samples begin (place, token), and the end: [samples + 1, 2]."""
         return self.array(f"{split}_samples")
 
     def sample_order(self, split: str) -> np.ndarray | range:
-        """The order in which a split's samples are read: integers [samples]."""
+        """Returns the order in which a split's samples are read: integers [samples]."""
         if split == "train" and self.facts["order"] == "shuffled":
             return self.array("train_shuffle")
         return range(self.facts[split]["samples"])
-
-    def _slice(self, split: str) -> slice:
-        train = self.facts["train"]["documents"]
-        return slice(0, train) if split == "train" else slice(train, None)
 
 
 def read_index(path: Path) -> PhaseIndex:

@@ -24,7 +24,7 @@ from scripts.release.checkpoint import CheckpointError
 from scripts.release.export import read_export
 from scripts.release.hf_model import load_model
 
-# Averages in the authors' figure; see docs/release.md.
+# Averages in the authors' figure; see docs/deviations.md.
 PUBLISHED = {
     "Kaiyuan-2B": 59.07,
     "Qwen3-1.7B": 69.10,

@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from scripts.common.files import write_json
-from scripts.data.phase_dataset import ShardedDataset
+from scripts.data.phase_dataset import OrderedDocuments
 from scripts.data.phase_reader import read_index
 from scripts.release import megatron_model
 from scripts.release.architecture import Architecture
@@ -89,14 +89,12 @@ class HeldOutError(ValueError):
 
 def phase_documents(index_file: Path, limit: int) -> Iterator[np.ndarray]:
     """Yields the tokens of a phase's held-out documents, at most `limit`, evenly spread."""
-    index = read_index(index_file)
-    documents = spread(index.documents("valid"), limit)
-    dataset = ShardedDataset(index)
-    for document in documents:
-        yield dataset.get(int(document)).astype(np.int64)
+    documents = OrderedDocuments(read_index(index_file), "valid")
+    for place in spread(np.arange(len(documents)), limit):
+        yield documents.get(int(place)).astype(np.int64)
 
 
-def spread(items: Any, limit: int) -> Any:
+def spread(items: np.ndarray, limit: int) -> np.ndarray:
     """Takes at most `limit` items at even distances."""
     if len(items) <= limit:
         return items

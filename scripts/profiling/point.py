@@ -3,9 +3,9 @@
     python scripts/profiling/point.py --model qwen3_1p7b --gpus 1 \
         --settings '{"layers": "fast", "micro_batch_size": 4}' --output point.json
 
-Runs scripts/profiling/steps.py with the arguments of training itself. Running out of GPU memory is a
-result ("out of memory"), and so are settings that these layers do not allow ("failed", with the last
-line of the error): a sweep goes on.
+Runs scripts/profiling/steps.py with the arguments of training itself. Running out of GPU memory is
+a result ("out of memory"), and so are settings that these layers do not allow ("failed", with the
+last line of the error): a sweep goes on.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def step_arguments(parameters: dict, settings: dict, gpus: int, steps: int) -> l
         ),
     ]
     if settings["recompute"] == "full":
-        arguments += "--recompute-granularity full --recompute-method uniform".split()
+        arguments += ["--recompute-granularity", "full", "--recompute-method", "uniform"]
         arguments += ["--recompute-num-layers", "1"]
     if settings["cuda_graphs"]:
         arguments += ["--cuda-graph-impl", "local"]
@@ -92,9 +92,9 @@ def step_arguments(parameters: dict, settings: dict, gpus: int, steps: int) -> l
 
 
 def measure(
-    parameters: dict, settings: dict, gpus: int, steps: int, log: Path, trace_dir: Path | None
+    parameters: dict, settings: dict, gpus: int, steps: int, log: Path, options: list[str]
 ) -> dict:
-    """Runs the point in a process of its own and returns its record."""
+    """Runs the point in a process of its own and returns its record; `options` are steps.py's."""
     try:
         arguments = step_arguments(parameters, settings, gpus, steps)
     except ValueError as error:
@@ -102,18 +102,16 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "scripts.profiling.steps", "--report", str(report)]
-        command += ["--trace-dir", str(trace_dir)] if trace_dir else []
-        command += [] if gpus else ["--cpu"]
         with log.open("w") as output:
             code = subprocess.run(
-                [*command, *arguments],
+                [*command, *options, *([] if gpus else ["--cpu"]), *arguments],
                 cwd=ROOT,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment(gpus)},
             ).returncode
         if report.exists():
-            return {"status": "measured", **summary(read_json(report), bool(trace_dir))}
+            return {"status": "measured", **summary(read_json(report))}
     text = log.read_text(errors="replace")
     if any(sign in text for sign in OUT_OF_MEMORY):
         return {"status": "out of memory"}
@@ -132,19 +130,19 @@ def environment(gpus: int) -> dict[str, str]:
     return variables if gpus else {**variables, "TORCHDYNAMO_DISABLE": "1"}
 
 
-def summary(report: dict, traced: bool) -> dict:
+def summary(report: dict) -> dict:
     """Turns the steps' times into rates; the median step after warm-up counts.
 
     Returns:
         seconds_per_step, tokens_per_second and tflops (both a GPU, Megatron's count of operations),
         peak_memory_gib, first_step_seconds, and the steps themselves.
     """
-    seconds = report["seconds"][WARM_UP_STEPS - 1 : -1 if traced else None]
+    seconds = report["seconds"][WARM_UP_STEPS - 1 : -1 if report["traced"] else None]
     step = statistics.median(seconds)
     return {
         "seconds_per_step": step,
-        "tokens_per_second": report["tokens_per_step"] / step / report["gpus"],
-        "tflops": report["flop_per_step"] / step / report["gpus"] / 1e12,
+        "tokens_per_second": report["tokens_per_step"] / step / report["ranks"],
+        "tflops": report["flop_per_step"] / step / report["ranks"] / 1e12,
         **report,
     }
 
@@ -167,6 +165,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--gpus", type=int, default=1, help="0: the CPU")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--trace-dir", type=Path, help="profile the last step into this folder")
+    parser.add_argument("--tokens", type=Path, help=".npy of tokens to train on, else random ones")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(argv)
     if unknown := options.settings.keys() - DEFAULTS.keys():
@@ -177,13 +176,10 @@ def main(argv: list[str] | None = None) -> None:
     settings = {**DEFAULTS, **options.settings}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     log = options.output.with_suffix(".log")
+    paths = {"--trace-dir": options.trace_dir, "--tokens": options.tokens}
+    extra = [text for flag, path in paths.items() if path for text in (flag, str(path.resolve()))]
     record = measure(
-        load_parameters(options.model),
-        settings,
-        options.gpus,
-        options.steps,
-        log,
-        options.trace_dir,
+        load_parameters(options.model), settings, options.gpus, options.steps, log, extra
     )
     point = {"model": options.model, "gpus": options.gpus, "settings": settings, **machine()}
     write_json(options.output, {**point, **record})

@@ -6,7 +6,7 @@
 
 Kaiyuan-2B's final model is the plain average of its last 8 checkpoints, 400 steps apart (method:
 arXiv 2511.18903). Sums are in fp32, and so is the result, whatever the type of the checkpoints.
-Tensors are streamed: memory holds one model in fp32 and one tensor of a checkpoint (11 GB for
+Tensors are streamed: memory holds one model in fp32 and one tensor of a checkpoint (12 GB for
 qwen3_1p7b), however many checkpoints there are.
 
 --output is a folder like a run's: iter_XXXXXXX of the last iteration and a tracker. It evaluates

@@ -5,7 +5,7 @@
 
 Works on a CPU, with no process group, whatever the parallel sizes that the checkpoint was saved
 with. Tensors are streamed: memory holds one safetensors file (at most --max-shard-size) and the
-largest stacked tensor of the checkpoint (2.8 GB in fp32 for qwen3_1p7b).
+largest stacked tensor of the checkpoint (6 GB in all for qwen3_1p7b in bf16).
 
 The folder holds the weights, config.json, generation_config.json, the tokenizer's files and
 export.json (what was exported from where, with digests). It appears whole or not at all. Whether it
@@ -131,6 +131,7 @@ def write_weights(
                     shard[hf_name] = part.to(dtype, copy=True).contiguous()
                     bar.update(part.numel())
             save_file(shard, folder / file_name, metadata={"format": "pt"})
+            (folder / file_name).chmod(0o644)  # safetensors makes files that only the owner reads
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         write_json(folder / "model.safetensors.index.json", index)

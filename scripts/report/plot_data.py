@@ -31,7 +31,7 @@ def sampled(values: np.ndarray, count: int = SAMPLED) -> np.ndarray:
 def lengths(indices: list[PhaseIndex]) -> Figure:
     """Draws for each phase, one below the other, which share of its documents has which length."""
     figure, rows = figure_of(len(indices), [0.3] * len(indices))
-    samples = [sampled(index.lengths) for index in indices]
+    samples = [sampled(index.of_documents("lengths", "train")) for index in indices]
     edges = np.geomspace(1, max(values.max() for values in samples) + 1, 60)
     for axes, index, values in zip(rows, indices, samples, strict=True):
         phase, context = index.facts["phase"], index.facts["sequence_length"]

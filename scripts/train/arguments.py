@@ -7,22 +7,26 @@ import importlib.util
 import os
 import shlex
 
+from scripts.train.layers.choice import choose
 from scripts.train.phases import Plan
-from scripts.train.run import Run
+from scripts.train.run import Run, RunError
 
 # What Megatron cannot do without CUDA kernels.
 CPU_ARGUMENTS = shlex.split(
-    "--transformer-impl local --distributed-backend gloo --use-cpu-initialization "
+    "--distributed-backend gloo --use-cpu-initialization "
     "--no-masked-softmax-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion "
     "--no-gradient-accumulation-fusion --no-persist-layer-norm --disable-jit-fuser --num-workers 0"
 )
 
-# Overlap, and optimizer states sharded over the GPUs so that their number may change.
-GPU_ARGUMENTS = shlex.split(
-    "--distributed-backend nccl --use-distributed-optimizer --overlap-grad-reduce "
-    "--overlap-param-gather --dist-ckpt-optim-fully-reshardable --ckpt-fully-parallel-load "
-    "--no-gradient-accumulation-fusion --log-throughput"
+GPU_ARGUMENTS = shlex.split("--distributed-backend nccl --overlap-grad-reduce --log-throughput")
+
+# Optimizer states sharded over the GPUs, in checkpoints that any number of GPUs can load. Megatron
+# cannot load them with torch's Adam, so that Transformer Engine has to be there.
+SHARDED_OPTIMIZER_ARGUMENTS = shlex.split(
+    "--use-distributed-optimizer --overlap-param-gather --dist-ckpt-optim-fully-reshardable "
+    "--ckpt-fully-parallel-load"
 )
+ASYNCHRONOUS_SAVE_ARGUMENTS = ["--async-save", "--async-strategy", "mcore"]
 
 # The rate is scripts/train/schedule.py's. Megatron's own must be the same in all phases, since it
 # keys the optimizer's parameter groups by it.
@@ -57,7 +61,8 @@ def megatron_arguments(recipe: dict, runtime: dict, plan: Plan, run: Run) -> lis
     on_gpus = runtime["gpus"] > 0
     return [
         *COMMON_ARGUMENTS,
-        *(GPU_ARGUMENTS if on_gpus else CPU_ARGUMENTS),
+        *(_on_gpus(runtime) if on_gpus else CPU_ARGUMENTS),
+        *_layers(runtime, plan),
         *flags(recipe["model"]),
         *flags({"vocab_size": recipe["model"]["padded_vocab_size"]}),
         *flags(hparams["optimizer"]),
@@ -65,7 +70,6 @@ def megatron_arguments(recipe: dict, runtime: dict, plan: Plan, run: Run) -> lis
         *_training(hparams, runtime, plan),
         *_masks(plan),
         *_records(runtime, run),
-        *(_gpu_implementation(runtime) if on_gpus else []),
         *shlex.split(runtime.get("extra_arguments", "")),
         *shlex.split(os.environ.get("EXTRA_ARGS", "")),
     ]
@@ -114,9 +118,27 @@ def _records(runtime: dict, run: Run) -> list[str]:
     return flags(settings)
 
 
-def _gpu_implementation(runtime: dict) -> list[str]:
-    """Chooses Transformer Engine's layers where it is installed, and torch's otherwise."""
-    saves = ["--async-save", "--async-strategy", "mcore"] if runtime.get("async_save", True) else []
-    if importlib.util.find_spec("transformer_engine"):
-        return [*saves, "--transformer-impl", "transformer_engine", "--attention-backend", "fused"]
-    return [*saves, "--transformer-impl", "local", "--cross-entropy-loss-fusion"]
+def _on_gpus(runtime: dict) -> list[str]:
+    """Returns what only GPUs can do."""
+    sharded = importlib.util.find_spec("transformer_engine") is not None
+    return [
+        *GPU_ARGUMENTS,
+        *(SHARDED_OPTIMIZER_ARGUMENTS if sharded else []),
+        *(ASYNCHRONOUS_SAVE_ARGUMENTS if runtime.get("async_save", True) else []),
+    ]
+
+
+def _layers(runtime: dict, plan: Plan) -> list[str]:
+    """Returns the arguments of the layers that runtime.layers asks for.
+
+    Only Megatron's own layers obey a full attention mask.
+    """
+    requested = runtime.get("layers", "auto")
+    if plan.masks["reset_attention_mask"]:
+        if requested not in ("auto", "local"):
+            raise RunError(
+                f"data.yaml resets the attention mask, which layers: {requested} would not obey: "
+                "set runtime.layers to local"
+            )
+        requested = "local"
+    return choose(requested, runtime["gpus"], runtime.get("tensor_parallel", 1)).arguments

@@ -113,9 +113,13 @@ def install() -> CudaCallsOnCpu:
     mode = CudaCallsOnCpu()
     mode.__enter__()
 
-    from megatron.core.tensor_parallel import random  # asks for a CUDA device as it is imported
+    from megatron.core.tensor_parallel import random  # these ask for a CUDA device when imported
+    from megatron.training import training
 
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    # It warms fused kernels up with random numbers: on a CPU those that the weights begin with,
+    # which would then depend on the micro batch.
+    training.set_jit_fusion_options = nothing
     return mode
 
 

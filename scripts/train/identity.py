@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from scripts.common.files import read_json, replacing, sha256, write_json
 from scripts.train.checkpoints import iterations_on_disk
 from scripts.train.phases import Plan
@@ -146,6 +144,8 @@ def refuse_changed_data(run: Run, plan: Plan, before: dict, now: dict) -> None:
 
 def changed_shards(before: Path, now: Path) -> list[str]:
     """Returns the names of shards whose content differs between two manifests."""
+    import pyarrow.parquet as pq  # takes half a second, and is seldom needed
+
     columns = ["shard", "bin_sha256", "idx_sha256", "source_sha256"]
     rows = [
         {row["shard"]: row for row in pq.read_table(path, columns=columns).to_pylist()}

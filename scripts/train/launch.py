@@ -14,10 +14,11 @@ complete; 75 stopped, run again to go on; 17 a loss that is not a number; 1 any 
 """
 
 import argparse
-import contextlib
 import json
+import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,21 @@ from scripts.train import checkpoints
 from scripts.train.arguments import megatron_arguments
 from scripts.train.failures import read_failure
 from scripts.train.identity import check_identity, note_completion, noted_completion
+from scripts.train.nodes import Nodes, find_nodes, leading, orders
 from scripts.train.phases import Plan, plan_phase
-from scripts.train.ranks import Ranks, node_rank
+from scripts.train.ranks import Ranks, rank_command
 from scripts.train.run import Run, RunError, only_trainer
 from scripts.train.supervise import Console, StopRequest, Supervisor, remove_old_checkpoints
 
 STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, try again
 RESTART = 16  # Megatron's rerun state machine: restart me
 RESTART_SECONDS = 10
+ENVIRONMENT = {
+    "CHECKPOINT_KEEP_RECENT": "checkpoint_keep_recent",
+    "CHECKPOINT_CLEANUP_INTERVAL_SECONDS": "checkpoint_cleanup_seconds",
+}
+
+StartRanks = Callable[[list[str]], Ranks]
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,7 @@ class Launch:
     plan: Plan
     recipe: dict
     runtime: dict
+    start: StartRanks
     stop: StopRequest
     console: Console
 
@@ -91,9 +100,9 @@ class Launch:
         )
 
     def run_ranks(self) -> int:
-        """Starts this node's ranks and waits for their end; returns their exit code."""
+        """Starts the ranks and waits for their end; returns their exit code."""
         arguments = megatron_arguments(self.recipe, self.runtime, self.plan, self.run)
-        ranks = Ranks(["--plan", str(self.run.plan), *arguments], self.runtime, self.console.log)
+        ranks = self.start(["--plan", str(self.run.plan), *arguments])
         supervisor = Supervisor(self.run, self.plan, self.runtime, ranks, self.stop, self.console)
         return supervisor.wait()
 
@@ -209,19 +218,34 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def launch(args: argparse.Namespace, console: Console) -> int:
+def from_environment() -> dict:
+    """Returns the runtime settings that variables of the environment override."""
+    given = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    try:
+        return {ENVIRONMENT[name]: float(value) for name, value in given.items()}
+    except ValueError as error:
+        raise RunError(f"{', '.join(given)}: {error}") from error
+
+
+def launch(args: argparse.Namespace, nodes: Nodes, console: Console) -> int:
     """Trains the phase that the command line names; returns the exit code."""
     run = Run(args.train_name, args.artifacts.resolve())
-    runtime = args.runtime if args.gpus is None else args.runtime | {"gpus": args.gpus}
-    with contextlib.ExitStack() as stack:
-        if node_rank() == 0:
-            stack.enter_context(only_trainer(run))
+    runtime = args.runtime | from_environment()
+    if args.gpus is not None:
+        runtime["gpus"] = args.gpus
+    if not nodes.leads:
+        return follow(run, runtime, nodes, console)
+    with leading(nodes) as announce, only_trainer(run):
+
+        def start(arguments: list[str]) -> Ranks:
+            command = rank_command(arguments, runtime, nodes)
+            announce(command)
+            return Ranks(command, runtime, nodes, console.log)
+
         stop = StopRequest(run, runtime.get("grace_seconds", 300))
         index = args.index.resolve()
         plan = plan_phase(run, args.phase, index, args.recipe, runtime, args.later_lengths)
-        this = Launch(run, plan, args.recipe, runtime, stop, console)
-        if node_rank() > 0:  # the first node's launcher looks after the run
-            return this.run_ranks()
+        this = Launch(run, plan, args.recipe, runtime, start, stop, console)
         facts = read_json(index)
         check_identity(run, plan, args.recipe, facts, args.tokenizer)
         code = this.train()
@@ -230,15 +254,35 @@ def launch(args: argparse.Namespace, console: Console) -> int:
         return code
 
 
+def follow(run: Run, runtime: dict, nodes: Nodes, console: Console) -> int:
+    """Starts the ranks of a further node whenever the first one does; the outcome is its matter."""
+    run.make_folders()
+    stop = StopRequest(run, runtime.get("grace_seconds", 300))
+    for command in orders(nodes):
+        ranks = Ranks(command, runtime, nodes, console.log)
+        plan = Plan(**read_json(run.plan))
+        Supervisor(run, plan, runtime, ranks, stop, console).wait()
+    return 0
+
+
+def log_file(args: argparse.Namespace, nodes: Nodes) -> Path:
+    """Returns this node's log: the run's on the first node, one beside it on the others."""
+    path = args.log or args.artifacts / "logs" / f"{args.train_name}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path if nodes.leads else path.with_suffix(f".node{nodes.number}{path.suffix}")
+
+
 def main(argv: list[str] | None = None) -> None:
     """Command line."""
     args = parse_arguments(argv)
-    path = args.log or args.artifacts / "logs" / f"{args.train_name}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as log:
+    try:
+        nodes = find_nodes(args.runtime.get("nodes", 1))
+    except RunError as error:
+        sys.exit(f"cannot train: {error}")
+    with log_file(args, nodes).open("ab") as log:
         console = Console(log)
         try:
-            code = launch(args, console)
+            code = launch(args, nodes, console)
         except (RunError, ValueError, OSError) as error:
             console.say(f"cannot train: {error}")
             code = 1

@@ -29,6 +29,8 @@ from megatron.training.arguments import parse_and_validate_args
 from torch.utils.data import Dataset
 
 from scripts.data.phase_dataset import build_datasets
+from scripts.train.layers import optimizer
+from scripts.train.layers.modules import output_processor
 from scripts.train.schedule import Piece, phase_pieces, rate_at
 from scripts.train.step_log import StepLog
 
@@ -63,6 +65,7 @@ class PhaseSchedule(OptimizerParamScheduler):
 def run(plan: dict) -> None:
     """Trains the plan's phase from the run's latest checkpoint until it ends or a signal comes."""
     skip_compilation_of_present_helpers()
+    optimizer.install()
     args = parse_and_validate_args(extra_args_provider=add_own_arguments)
     add_to_loop(plan)
     pretrain(
@@ -144,8 +147,14 @@ def forward_step(data_iterator: Any, model: torch.nn.Module) -> tuple[torch.Tens
     if not (mpu.is_pipeline_first_stage() or mpu.is_pipeline_last_stage()):
         return model(None, None, None), functools.partial(mean_loss, None)
     batch = get_batch(data_iterator)
-    mask = batch.get("attention_mask")
-    losses = model(batch["tokens"], batch["position_ids"], mask, labels=batch["labels"])
+    processor = output_processor(get_args().spec)
+    losses = model(
+        batch["tokens"],
+        batch["position_ids"],
+        batch.get("attention_mask"),
+        labels=batch["labels"],
+        **({"output_processor": processor} if processor else {}),
+    )
     return losses, functools.partial(mean_loss, batch["loss_mask"])
 
 
@@ -248,19 +257,21 @@ def add_saves(plan: dict) -> None:
 
 
 def is_save_due(last_save: float, minutes: float) -> bool:
-    """Says whether the first rank's clock asks for a save; all ranks get the same answer."""
-    if not minutes:
-        return False
-    elapsed = time.monotonic() - last_save
-    due = torch.tensor([elapsed > 60 * minutes], dtype=torch.int, device="cuda")
-    torch.distributed.broadcast(due, 0)
-    return bool(due.item())
+    """Says whether the first rank's clock asks for a save."""
+    return minutes > 0 and first_rank_says(time.monotonic() - last_save > 60 * minutes)
+
+
+def first_rank_says(answer: bool) -> bool:
+    """Returns the first rank's answer on all ranks: they must not part ways."""
+    tensor = torch.tensor([answer], dtype=torch.int, device="cuda")
+    torch.distributed.broadcast(tensor, 0)
+    return bool(tensor.item())
 
 
 def check_disk(folder: Path, needed: int) -> None:
     """Raises TrainingError where a checkpoint of so many bytes has no room."""
     free = shutil.disk_usage(folder).free
-    if free < needed:
+    if first_rank_says(free < needed):
         raise TrainingError(
             f"no room for a checkpoint: it takes {needed / 1e9:.2f} GB, {folder} has "
             f"{free / 1e9:.2f} GB free; make room and run again to go on from the last checkpoint",

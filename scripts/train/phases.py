@@ -96,6 +96,11 @@ def plan_phase(
     start = ends[-1] if ends else 0
     samples = index["train"]["samples"]
     length = data["phases"][phase - 1]["length"]
+    if data["dataloader_inter_document_masking"]:
+        raise RunError(
+            "data.yaml: training cannot separate documents by cumulative lengths "
+            "(dataloader_inter_document_masking); reset_attention_mask does it by a full mask"
+        )
     last = start + phase_iterations(
         length, samples, hparams, f"data.yaml, phases, entry {phase}, length"
     )

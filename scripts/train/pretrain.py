@@ -10,6 +10,7 @@ a signal or the end of the phase asked for, with 17 after a loss that is not a n
 import argparse
 import fcntl
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -30,8 +31,15 @@ def hold_shared_lock(path: Path) -> int:
     return descriptor
 
 
+def prepare_signals() -> None:
+    """Makes SIGTERM mean the rank alone: without its helpers, a save would not end."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun hands it down as ignored
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, lambda *_: None))
+
+
 def main() -> None:
     """Runs the rank; leaves the reason of an unusual exit where the launcher reads it."""
+    prepare_signals()
     plan = read_plan()
     hold_shared_lock(Path(plan["ranks_lock"]))
     if not plan["wandb"]:

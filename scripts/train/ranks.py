@@ -1,47 +1,52 @@
 """The processes that train: started in a session of their own, stopped by one SIGTERM each.
 
-A terminal's Ctrl-C and hang-up, Slurm's signals and Snakemake's end reach the launcher's process
-group. The ranks are not in it: the launcher alone asks them to stop, once, and a save is never
-broken by a second signal. The helpers that a rank forks (writers of a checkpoint, readers of data)
-get no signal at all.
+A terminal's Ctrl-C and hang-up and Snakemake's end reach the launcher's process group. The ranks
+are not in it: the launcher alone asks them to stop. Slurm signals every process of a job: torchrun,
+which would kill its ranks after 30 s, ignores that, and so do a rank's helpers (pretrain.py).
 """
 
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import IO
 
 import psutil
 
+from scripts.train.nodes import Nodes
+
 MODULE = "scripts.train.pretrain"
 REPOSITORY = Path(__file__).resolve().parents[2]
-# torchrun kills its ranks so many seconds after it wants them to end; a save takes longer than 30.
-SHUTDOWN_TIMEOUT = 3600
+ASK_AGAIN_SECONDS = 10  # a rank that has just been started may miss a signal
+IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Ranks:
     """All ranks of this node, under torchrun or, on a machine without GPUs, as one process."""
 
-    def __init__(self, arguments: list[str], runtime: dict, log: IO[bytes]) -> None:
-        command = rank_command(runtime)
-        self.alone = command == [sys.executable]
-        self.signalled: set[int] = set()
+    def __init__(self, command: list[str], runtime: dict, nodes: Nodes, log: IO[bytes]) -> None:
+        self.nodes = nodes
+        self.alone = "torch.distributed.run" not in command
+        self.asked: dict[int, float] = {}
         self.process = subprocess.Popen(
-            [*command, "-m", MODULE, *arguments],
-            env=os.environ | rank_environment(runtime, self.alone),
+            command,
+            env=os.environ | nodes.environment() | rank_environment(runtime, self.alone),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=None if self.alone else ignore_signals,
         )
 
     def stop(self) -> None:
-        """Asks each rank that was not asked before to save and leave."""
+        """Asks each rank to save and leave, now and then again."""
+        now = time.monotonic()
         for rank in self.members():
-            if rank.pid not in self.signalled:
-                self.signalled.add(rank.pid)
+            if now - self.asked.get(rank.pid, -math.inf) > ASK_AGAIN_SECONDS:
+                self.asked[rank.pid] = now
                 rank.send_signal(signal.SIGTERM)
 
     def members(self) -> list[psutil.Process]:
@@ -65,25 +70,20 @@ class Ranks:
             process.kill()
 
 
-def rank_command(runtime: dict) -> list[str]:
-    """Returns the command that starts this node's ranks.
+def ignore_signals() -> None:
+    """Makes torchrun, in the process that becomes it, deaf to signals that are meant for ranks."""
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
-    Of several nodes, the first one's address comes from MASTER_ADDR (and MASTER_PORT), this one's
-    number from NODE_RANK or Slurm's SLURM_NODEID.
-    """
-    nodes, ranks = runtime.get("nodes", 1), runtime["gpus"] or runtime.get("cpu_ranks", 1)
-    if nodes == 1 and ranks == 1:
-        return [sys.executable]
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    if nodes == 1:
-        return [*command, "--standalone"]
-    return [
-        *command,
-        f"--nnodes={nodes}",
-        f"--node-rank={node_rank()}",
-        f"--master-addr={os.environ['MASTER_ADDR']}",
-        f"--master-port={os.environ.get('MASTER_PORT', '29500')}",
-    ]
+
+def rank_command(arguments: list[str], runtime: dict, nodes: Nodes) -> list[str]:
+    """Returns the command that starts the ranks of a node; the same on every node."""
+    ranks = runtime["gpus"] or runtime.get("cpu_ranks", 1)
+    training = ["-m", MODULE, *arguments]
+    if nodes.count == ranks == 1:
+        return [sys.executable, *training]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    return [*torchrun, "--signals-to-handle=SIGQUIT", *nodes.torchrun_arguments(), *training]
 
 
 def rank_environment(runtime: dict, alone: bool) -> dict[str, str]:
@@ -92,7 +92,6 @@ def rank_environment(runtime: dict, alone: bool) -> dict[str, str]:
     variables = {
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_TIMEOUT),
     }
     if runtime["gpus"] == 0:
         variables["TORCHDYNAMO_DISABLE"] = "1"
@@ -104,8 +103,3 @@ def rank_environment(runtime: dict, alone: bool) -> dict[str, str]:
         variables |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     return variables
-
-
-def node_rank() -> int:
-    """Returns this node's number, 0 for the first or only one."""
-    return int(os.environ.get("NODE_RANK", os.environ.get("SLURM_NODEID", "0")))

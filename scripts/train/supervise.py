@@ -10,7 +10,7 @@ from typing import IO
 from scripts.train import checkpoints
 from scripts.train.identity import phase_ends
 from scripts.train.phases import Plan
-from scripts.train.ranks import Ranks, node_rank
+from scripts.train.ranks import Ranks
 from scripts.train.run import Run
 from scripts.train.step_log import duration, line_for_people
 
@@ -138,9 +138,9 @@ class Supervisor:
 
     def _clean_up(self) -> None:
         """Removes old checkpoints, and warns while the disk has no room for the next one."""
-        if time.monotonic() < self.next_cleanup or node_rank() > 0:
+        if time.monotonic() < self.next_cleanup or not self.ranks.nodes.leads:
             return
-        self.next_cleanup = time.monotonic() + self.runtime.get("checkpoint_cleanup_seconds", 60)
+        self.next_cleanup = time.monotonic() + self.runtime.get("checkpoint_cleanup_seconds", 300)
         removed = remove_old_checkpoints(self.run, self.plan, self.runtime)
         if removed:
             self.console.say(f"old checkpoints removed: {', '.join(map(str, removed))}")
@@ -154,7 +154,7 @@ class Supervisor:
 def remove_old_checkpoints(run: Run, plan: Plan, runtime: dict) -> list[int]:
     """Applies the retention settings; keeps each phase's last and what averaging needs."""
     keep = {*plan.keep, *phase_ends(run)}
-    recent = runtime.get("checkpoint_keep_recent", 3)
+    recent = int(runtime.get("checkpoint_keep_recent", 3))
     return checkpoints.prune(run.checkpoints, recent, keep)
 
 

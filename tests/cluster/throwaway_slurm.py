@@ -40,13 +40,13 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=sched_interval=1,bf_interval=1
 ReturnToService=2
 MinJobAge=300
-KillWait=30
+KillWait=300
 GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {nodes}
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=NO PriorityTier=1 GraceTime=60
-PartitionName=urgent Nodes=ALL MaxTime=INFINITE OverSubscribe=NO PriorityTier=2 PreemptMode=OFF
+PartitionName=main Nodes=ALL Default=YES PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF
 """
 NODE = (
     "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} Sockets=1 "
@@ -97,11 +97,10 @@ def throwaway_slurm(folder: Path, nodes: int, gpus: int) -> Iterator[Slurm]:
     """Starts a Slurm below an empty folder, and ends it with all its jobs."""
     names = [f"node{number}" for number in range(1, nodes + 1)]
     write_configuration(folder, names, gpus)
+    mounts = [f"mount --bind {folder / file} /etc/{file}" for file in ("slurm", "hosts")]
+    script = " && ".join([*mounts, "echo", "exec sleep infinity"])
     holder = subprocess.Popen(
-        ["unshare", "--mount", "--propagation=private", "sh", "-c"]
-        + [f"mount --bind {folder}/etc /etc/slurm && mount --bind {folder}/hosts /etc/hosts"
-           " && echo && exec sleep infinity"],
-        stdout=subprocess.PIPE,
+        ["unshare", "--mount", "--propagation=private", "sh", "-c", script], stdout=subprocess.PIPE
     )
     holder.stdout.readline()
     slurm = Slurm(folder, holder)
@@ -109,7 +108,9 @@ def throwaway_slurm(folder: Path, nodes: int, gpus: int) -> Iterator[Slurm]:
         start_daemons(slurm, names)
         yield slurm
     finally:
-        subprocess.run(slurm.enter("scancel", "--signal=KILL", "--full", "--user=root", folder=folder))
+        subprocess.run(
+            slurm.enter("scancel", "--signal=KILL", "--full", "--user=root", folder=folder)
+        )
         stop_daemons(folder)
         holder.kill()
         holder.wait()
@@ -119,7 +120,7 @@ def write_configuration(folder: Path, names: list[str], gpus: int) -> None:
     """Writes slurm.conf, gres.conf, hosts, the key, and devices that look like GPUs."""
     host = socket.gethostname().split(".")[0]
     ports = free_ports(len(names) + 1)
-    for name in ("state", "dev", "etc"):
+    for name in ("state", "dev", "slurm"):
         (folder / name).mkdir(parents=True)
     folder.chmod(0o755)  # munged wants no one else to write there
     key = folder / "munge.key"
@@ -131,11 +132,11 @@ def write_configuration(folder: Path, names: list[str], gpus: int) -> None:
         NODE.format(name=name, host=host, port=port, cores=os.cpu_count(), gpus=gpus)
         for name, port in zip(names, ports[1:], strict=True)
     ]
-    (folder / "etc/slurm.conf").write_text(
+    (folder / "slurm/slurm.conf").write_text(
         SLURM_CONF.format(host=host, port=ports[0], folder=folder, nodes="\n".join(lines))
     )
     devices = f"{folder}/dev/gpu[0-{gpus - 1}]"
-    (folder / "etc/gres.conf").write_text(f"Name=gpu File={devices}\n" if gpus else "")
+    (folder / "slurm/gres.conf").write_text(f"Name=gpu File={devices}\n" if gpus else "")
     (folder / "hosts").write_text(f"127.0.0.1 localhost {host} {' '.join(names)}\n")
 
 

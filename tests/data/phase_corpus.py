@@ -19,13 +19,14 @@ class Shard:
 
     documents: list[list[int]]
     ranks: list[float] | None = None
+    dtype: type = np.int32
 
 
 def write_shard(folder: Path, phase: int, name: str, shard: Shard) -> Path:
     """Writes a shard as the converter does; returns its prefix."""
     folder.mkdir(parents=True, exist_ok=True)
     prefix = folder / f"phase{phase}_{name}_text_document"
-    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.int32)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=shard.dtype)
     for document in shard.documents:
         builder.add_document(document, [len(document)])
     builder.finalize(f"{prefix}.idx")
@@ -50,7 +51,7 @@ def write_shard(folder: Path, phase: int, name: str, shard: Shard) -> Path:
             "skipped": {"null": 0, "empty": 0},
             "recipe": {"tokenizer_sha256": "tokenizer"},
             "end_of_document_id": END_OF_DOCUMENT,
-            "dtype": "int32",
+            "dtype": np.dtype(shard.dtype).name,
             **files,
             "rank": ranks,
         },
@@ -68,7 +69,7 @@ def write_phase(converted: Path, shards: list[Shard], phase: int = 3) -> Manifes
 
 
 def random_shards(
-    seed: int, sizes: list[int], longest: int = 40, ranks: bool = True
+    seed: int, sizes: list[int], longest: int = 40, dtype: type = np.int32
 ) -> list[Shard]:
     """Returns shards of the given numbers of documents, with unique tokens and shuffled ranks."""
     generator = np.random.default_rng(seed)
@@ -80,5 +81,5 @@ def random_shards(
             documents.append([*range(token, token + length - 1), END_OF_DOCUMENT])
             token += length
         of_shard, rank = rank[:size], rank[size:]
-        shards.append(Shard(documents, of_shard.tolist() if ranks else None))
+        shards.append(Shard(documents, of_shard.tolist(), dtype))
     return shards

@@ -1,6 +1,5 @@
 """Tests of the data set that training reads, against pandas' sort and Megatron's reader."""
 
-import pickle
 import tempfile
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.training.datasets.data_samplers import MegatronPretrainingSampler
 from torch.utils.data import DataLoader
 
-from scripts.data.phase_dataset import ShardedDataset, build_datasets
+from scripts.data.phase_dataset import OrderedDocuments, build_datasets
 from scripts.data.phase_index import build_index
 from scripts.data.phase_order import ORDERS, random_bits
 from tests.data.phase_corpus import END_OF_DOCUMENT, Shard, random_shards, write_phase
@@ -140,45 +139,33 @@ def test_global_batches_do_not_depend_on_the_number_of_ranks_or_a_resume(tmp_pat
         np.testing.assert_array_equal(np.concatenate(global_batches(ranks)), whole)
 
 
-def test_a_sample_over_more_shards_than_may_be_open_is_whole(tmp_path):
-    """Megatron's reader unmaps its file when it is closed: what was read must survive that."""
+def test_no_handle_or_memory_map_of_a_shard_stays_open(tmp_path):
     shards = [Shard([[n, n + 1, END_OF_DOCUMENT]], [n]) for n in range(1, 60)]
     index = build(tmp_path, shards, sequence_length=100, validation_fraction=0)
     train, _ = all_samples(index)
-    train.dataset = ShardedDataset(index, open_shards=1)
+    before = set(Path("/proc/self/fd").iterdir())
     np.testing.assert_array_equal(
         train[0]["tokens"], np.concatenate([shard.documents[0] for shard in shards])[:100]
     )
+    assert len(set(Path("/proc/self/fd").iterdir()) - before) <= 1  # the listing's own
+    assert "_text_document" not in Path("/proc/self/maps").read_text()
 
 
-def test_handles_and_memory_maps_stay_bounded(tmp_path):
-    shards = [Shard([[n, END_OF_DOCUMENT]], [n]) for n in range(60)]
-    dataset = ShardedDataset(build(tmp_path, shards, sequence_length=4), open_shards=5)
-
-    def in_use():
-        maps = Path("/proc/self/maps").read_text().count("_text_document")
-        return len(list(Path("/proc/self/fd").iterdir())), maps
-
-    handles, _ = in_use()
-    for document in range(60):
-        assert dataset[document].tolist() == [document, END_OF_DOCUMENT]
-        now, maps = in_use()
-        assert now - handles <= 5 * 3
-        assert maps <= 5 * 2 + 8  # Megatron's index reader keeps the last 8 of its kind alive
-
-
-def test_documents_are_those_of_megatrons_reader_also_after_pickling(tmp_path):
-    index = build(tmp_path, random_shards(1, SIZES))
-    dataset = pickle.loads(pickle.dumps(ShardedDataset(index, open_shards=2)))
-    assert len(dataset) == sum(SIZES)
-    document = 0
-    for prefix, size in zip(index.manifest.prefixes, SIZES, strict=True):
-        if size:
-            stored = IndexedDataset(prefix)
-            for number in range(size):
-                np.testing.assert_array_equal(dataset[document], stored[number])
-                assert dataset.sequence_lengths[document] == len(stored[number])
-                document += 1
+@pytest.mark.parametrize("dtype", [np.int32, np.uint16])
+def test_documents_are_those_of_megatrons_reader(tmp_path, dtype):
+    index = build(tmp_path, random_shards(1, SIZES, dtype=dtype), order="as_stored")
+    for split in ("train", "valid"):
+        ordered = OrderedDocuments(index, split)
+        for place, document in enumerate(ordered.documents):
+            shard = np.searchsorted(index.manifest.first_documents, document, side="right") - 1
+            stored = IndexedDataset(index.manifest.prefixes[shard])
+            number = document - index.manifest.first_documents[shard]
+            tokens = ordered.get(place)
+            assert tokens.dtype == dtype
+            np.testing.assert_array_equal(tokens, stored[number])
+            np.testing.assert_array_equal(ordered.get(place, 1), stored.get(number, 1))
+            np.testing.assert_array_equal(ordered.get(place, 0, 1), stored.get(number, 0, 1))
+            assert ordered.sequence_lengths[place] == len(stored[number])
 
 
 def test_every_evaluation_reads_the_same_samples(tmp_path):
@@ -200,9 +187,10 @@ def test_a_phase_that_is_too_short_is_refused(tmp_path):
 def test_a_shard_replaced_during_a_run_is_named(tmp_path):
     index = build(tmp_path, random_shards(1, SIZES))
     path = Path(f"{index.manifest.prefixes[2]}.bin")
+    train, _ = all_samples(index)
     path.write_bytes(path.read_bytes() + b"1234")
     with pytest.raises(ValueError, match=r"part-00002_text_document\.bin is missing or has not"):
-        ShardedDataset(index)[40]
+        [train[i] for i in range(len(train))]
 
 
 def borders(tokens):

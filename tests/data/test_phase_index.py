@@ -9,7 +9,7 @@ import pytest
 
 from scripts.common.files import read_json
 from scripts.data.phase_index import build_index, main
-from scripts.data.phase_order import ORDERS, random_bits, sort_keys
+from scripts.data.phase_order import ORDERS, random_bits, sorted_rows
 from scripts.data.phase_reader import read_index
 from tests.data.phase_corpus import Shard, random_shards, write_phase
 
@@ -26,7 +26,7 @@ def build(folder, shards, **changes):
 def names_of_held_out(index):
     """Returns (shard, number in the shard) of the documents held out."""
     starts = index.manifest.first_documents
-    documents = np.asarray(index.documents("valid"))
+    documents = np.asarray(index.of_documents("documents", "valid"))
     shards = np.searchsorted(starts, documents, side="right") - 1
     return {
         (index.manifest.shards[s], d - starts[s]) for s, d in zip(shards, documents, strict=True)
@@ -36,7 +36,9 @@ def names_of_held_out(index):
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_document_is_in_one_split_once(tmp_path, order):
     index = build(tmp_path, random_shards(1, SIZES), order=order)
-    together = np.concatenate([index.documents("train"), index.documents("valid")])
+    together = np.concatenate(
+        [index.of_documents("documents", "train"), index.of_documents("documents", "valid")]
+    )
     assert sorted(together) == list(range(sum(SIZES)))
     assert 0 < index.facts["valid"]["documents"] < sum(SIZES) / 3
 
@@ -48,7 +50,7 @@ def test_equal_ranks_stay_in_the_order_of_shards_and_rows(tmp_path):
     index = build(tmp_path, shards, validation_fraction=0)
     ranks = pd.Series([rank for shard in shards for rank in shard.ranks])
     expected = ranks.sort_values(kind="stable").index
-    np.testing.assert_array_equal(index.documents("train"), expected)
+    np.testing.assert_array_equal(index.of_documents("documents", "train"), expected)
     np.testing.assert_array_equal(index.ranks("train"), ranks[expected])
 
 
@@ -91,9 +93,13 @@ def test_another_seed_gives_another_shuffle(tmp_path):
         build(tmp_path / name, shards, order="shuffled", seed=seed)
         for name, seed in [("1", 1), ("2", 1), ("3", 2)]
     )
-    np.testing.assert_array_equal(one.documents("train"), same.documents("train"))
+    np.testing.assert_array_equal(
+        one.of_documents("documents", "train"), same.of_documents("documents", "train")
+    )
     np.testing.assert_array_equal(one.sample_order("train"), same.sample_order("train"))
-    assert (one.documents("train") != other.documents("train")).mean() > 0.9
+    assert (
+        one.of_documents("documents", "train") != other.of_documents("documents", "train")
+    ).mean() > 0.9
     assert (one.sample_order("train") != other.sample_order("train")).mean() > 0.9
 
 
@@ -109,10 +115,16 @@ def test_a_sort_that_does_not_fit_into_memory_is_done_on_the_disk(tmp_path):
             first = number * rows
             documents = np.arange(first, first + rows, dtype=np.int32)
             yield pa.record_batch(
-                {"held_out": held_out[number], "key": key[number], "document": documents}
+                {
+                    "held_out": held_out[number],
+                    "key": key[number],
+                    "document": documents,
+                    "length": documents,
+                    "offset": documents.astype(np.int64),
+                }
             )
 
-    ordered = sort_keys(batches(), pa.float64(), tmp_path, memory_gb=0.05, threads=1)
+    ordered = sorted_rows(batches(), pa.float64(), tmp_path, memory_gb=0.05, threads=1)
     actual = np.concatenate([batch["document"].to_numpy() for batch in ordered])
     np.testing.assert_array_equal(actual, np.lexsort([key.ravel(), held_out.ravel()]))
     assert max(spilled) > 0

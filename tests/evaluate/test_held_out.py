@@ -79,7 +79,7 @@ def index(tmp_path):
 def test_a_phases_held_out_documents_are_scored(exported, index, tmp_path):
     file, documents = index
     group = run(tmp_path, "--export", exported, "--index", file)["phase1"]
-    chosen = [documents[number] for number in read_index(file).documents("valid")]
+    chosen = [documents[number] for number in read_index(file).of_documents("documents", "valid")]
     nats, tokens = transformers_loss(exported, chosen)
     assert (group["documents"], group["tokens"]) == (len(chosen), tokens)
     assert math.isclose(group["loss"], nats / tokens, rel_tol=1e-5)

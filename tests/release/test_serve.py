@@ -317,7 +317,7 @@ def test_sigterm_lets_a_running_request_finish(exported):
             if "running on" in line:
                 assert f"http://127.0.0.1:{port}" in line
                 break
-        body = {"prompt": ["a"] * 20, "max_tokens": 120, "stream": True}
+        body = {"prompt": ["a"] * 3, "max_tokens": 100, "stream": True}
         url = f"http://127.0.0.1:{port}/v1/completions"
         with httpx.stream("POST", url, json=body, timeout=60) as response:
             lines = response.iter_lines()

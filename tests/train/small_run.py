@@ -90,8 +90,8 @@ class SmallRun:
         """Its files."""
         return Run("small", self.artifacts)
 
-    def start(self, phase: int) -> subprocess.Popen:
-        """Starts the launcher; its output is the launcher's own messages."""
+    def command(self, phase: int) -> list[str]:
+        """Returns the command line of the launcher."""
         recipe = phase_recipe(self.parameters, phase)
         arguments = {
             "phase": phase,
@@ -104,8 +104,12 @@ class SmallRun:
             "marker": self.run.marker(phase),
         }
         flags = [str(word) for name, value in arguments.items() for word in (f"--{name}", value)]
+        return [sys.executable, "-m", "scripts.train.launch", *flags]
+
+    def start(self, phase: int) -> subprocess.Popen:
+        """Starts the launcher; its output is the launcher's own messages."""
         return subprocess.Popen(
-            [sys.executable, "-m", "scripts.train.launch", *flags],
+            self.command(phase),
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,

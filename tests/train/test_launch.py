@@ -1,14 +1,18 @@
 """The launcher with Megatron's loop on the CPU: phases, stops, resumes, refusals."""
 
 import math
+import os
 import shutil
 import signal
 import time
 
+import psutil
 import pytest
 
 from scripts.common.files import read_json
 from scripts.train import checkpoints
+from scripts.train.launch import from_environment
+from scripts.train.run import RunError
 from tests.train.small_run import ITERATIONS, SmallRun
 
 LAST = sum(ITERATIONS)
@@ -83,18 +87,38 @@ def test_a_stopped_phase_resumes_bit_by_bit(finished, data, tmp_path):
 
 
 def test_other_numbers_of_ranks_go_on_with_the_same_batches(finished, data, tmp_path):
-    shutil.copytree(finished.artifacts, tmp_path / "artifacts")
-    run = SmallRun(data, tmp_path / "artifacts")
-    run.run.marker(2).unlink()
-    for iteration in checkpoints.iterations_on_disk(run.run.checkpoints):
-        if iteration > 21:
-            shutil.rmtree(checkpoints.folder_of(run.run.checkpoints, iteration))
+    run = SmallRun(data, tmp_path)
     run.runtime |= {"cpu_ranks": 2, "micro_batch_size": 2}
+    process = run.start(1)
+    wait_for_step(run, 4, process)
+    [torchrun] = psutil.Process(process.pid).children()
+    os.killpg(torchrun.pid, signal.SIGTERM)  # as Slurm does: every process of the job
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 75, output
+    reached = checkpoints.tracked_iteration(run.run.checkpoints)
+    assert 4 <= reached < ITERATIONS[0]
+    run.runtime |= {"cpu_ranks": 1, "micro_batch_size": 8}
+    code, output = run.launch(1)
+    assert code == 0, output
+    assert f"going on after {reached}" in output
+    run.runtime |= {"cpu_ranks": 4, "micro_batch_size": 1}
     code, output = run.launch(2)
     assert code == 0, output
     expected = {i: loss for i, (loss, _, _) in finished.steps().items()}
     found = {i: loss for i, (loss, _, _) in run.steps().items()}
-    assert found == pytest.approx(expected, rel=1e-5)
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_iteration_that_is_skipped_shifts_nothing(finished, data, tmp_path):
+    run = SmallRun(data, tmp_path)
+    run.runtime["skip_iterations"] = [2]
+    code, output = run.launch(1)
+    assert code == 0, output
+    assert sorted(run.steps()) == [1, *range(3, ITERATIONS[0] + 1)]
+    rates = {i: rate for i, (_, _, rate) in run.steps().items()}
+    assert rates == {i: finished.steps()[i][2] for i in rates}
+    assert run.steps()[1] == finished.steps()[1]
 
 
 def test_a_complete_phase_only_gets_its_marker_again(copy_of_finished):
@@ -148,3 +172,11 @@ def test_a_loss_that_is_no_number_stops_with_the_documents(data, tmp_path):
     assert "runtime.skip_iterations" in output
     [listed] = run.run.state.glob("iteration_*_documents.csv")
     assert listed.read_text().startswith("sample,shard,document")
+
+
+def test_variables_of_the_environment_override_settings(monkeypatch):
+    monkeypatch.setenv("CHECKPOINT_KEEP_RECENT", "5")
+    assert from_environment() == {"checkpoint_keep_recent": 5}
+    monkeypatch.setenv("CHECKPOINT_CLEANUP_INTERVAL_SECONDS", "soon")
+    with pytest.raises(RunError, match="CHECKPOINT_CLEANUP_INTERVAL_SECONDS"):
+        from_environment()

@@ -9,15 +9,13 @@ import torch
 import triton
 import triton.language as tl
 
-PROGRAMS_PER_MULTIPROCESSOR = 4  # of the kernels that sum a weight's gradient over many tokens
 
-
-def program_count(tokens: int, device: torch.device) -> int:
+def program_count(tokens: int, per_multiprocessor: int, device: torch.device) -> int:
     """Returns how many programs share `tokens` rows, each with its own partial weight gradient."""
     if device.type != "cuda":
         return min(tokens, 3)  # the interpreter: more than one, to test the partial sums
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return min(tokens, PROGRAMS_PER_MULTIPROCESSOR * multiprocessors)
+    return min(tokens, per_multiprocessor * multiprocessors)
 
 
 @triton.jit

@@ -1,0 +1,133 @@
+"""The workflow as jobs of a real Slurm with two nodes: conversion, training, stops, resumption.
+
+`make test-slurm` installs the plugin and runs this; it is not part of `make test`.
+"""
+
+import json
+import os
+import subprocess
+import time
+
+import pytest
+import yaml
+
+from scripts.common.files import read_json
+from tests.cluster.throwaway_slurm import missing_programs, throwaway_slurm
+from tests.workflow.conftest import SNAKEMAKE, copy_program
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(bool(missing_programs()), reason=f"needs {', '.join(missing_programs())}"),
+]
+ITERATIONS = 500
+SETTINGS = {
+    "phases": 1,
+    "runtime": {"nodes": 2, "micro_batch_size": 1, "checkpoint_interval": 200},
+    "cluster": {
+        "minutes": 10,
+        "memory_mb": 1000,
+        "train": {"minutes": 30, "save_minutes": 2, "memory_mb": 2000, "cpus": 1},
+    },
+}
+# Answers within seconds, and without the accounting database, which this Slurm has not.
+IMPATIENT = (
+    "--slurm-status-command=squeue",
+    "--slurm-init-seconds-before-status-checks=2",
+    "--latency-wait=5",
+)
+LOGS = "smoke/artifacts/logs"
+
+
+class Cluster:
+    """A checkout whose jobs run in a Slurm."""
+
+    def __init__(self, slurm, checkout):
+        self.slurm, self.checkout = slurm, checkout
+        data = checkout.path / "scripts/params/cpu_smoke/data.yaml"
+        text = data.read_text().replace("{iterations: 60}", f"{{iterations: {ITERATIONS}}}")
+        assert str(ITERATIONS) in text
+        data.write_text(text)
+        (checkout.path / "test.yaml").write_text(yaml.safe_dump(SETTINGS))
+
+    def start(self, *arguments):
+        """Starts snakemake with the Slurm profile, as a user on a login node."""
+        files = ["--configfile", "profiles/smoke/config.yaml", "test.yaml"]
+        profile = ["--profile", "profiles/slurm", *IMPATIENT]
+        command = [str(SNAKEMAKE), *files, *profile, *arguments]
+        plugins = {name: os.environ[name] for name in ["PYTHONPATH"] if name in os.environ}
+        return subprocess.Popen(
+            self.slurm.enter(*command, folder=self.checkout.path),
+            env=self.checkout.environment() | plugins,
+            stdout=(self.checkout.path / "snakemake.log").open("wb"),
+            stderr=subprocess.STDOUT,
+        )
+
+    def output(self):
+        """Returns what the last snakemake printed."""
+        return (self.checkout.path / "snakemake.log").read_text()
+
+    def iterations(self):
+        """Returns the iterations of the step log, in its order."""
+        log = self.checkout.path / LOGS / "smoke.jsonl"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [record["iteration"] for record in map(json.loads, lines) if "loss" in record]
+
+    def train_until(self, iteration, *arguments):
+        """Starts training and waits for an iteration; returns snakemake and the job's number."""
+        process = self.start("--retries", *arguments, "--", "train_phase1")
+        while not any(each >= iteration for each in self.iterations()):
+            assert process.poll() is None, self.output()
+            time.sleep(0.2)
+        [job] = self.slurm.jobs("train")
+        return process, job
+
+    def limit_to_two_minutes_more(self, job):
+        """Lowers the time limit of a job to the next but one full minute of its age."""
+        age = self.slurm.call("squeue", "--noheader", "--job", job, "--format=%M").strip()
+        minutes = int(age.split(":")[-2])
+        self.slurm.call("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes + 2}")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slurm")
+    with throwaway_slurm(folder / "cluster", nodes=2, gpus=8) as slurm:
+        cluster = Cluster(slurm, copy_program(folder / "checkout"))
+        local = ["--configfile", "profiles/smoke/config.yaml", "test.yaml"]
+        cluster.checkout.run(*local, "--", "smoke/data/tokenizer/vocab.json")
+        yield cluster
+
+
+def test_shards_are_converted_by_jobs(cluster):
+    process = cluster.start("converted_all")
+    assert process.wait() == 0, cluster.output()
+    assert "Submitted array job" in cluster.output()
+    shards = cluster.checkout.path.glob("smoke/data/converted/megatron_phase1/*.bin")
+    assert len(list(shards)) == 2
+    logs = cluster.checkout.path / LOGS / "convert/phase1"
+    assert {path.name for path in logs.iterdir()} == {"part-00000.log", "part-00001.log"}
+
+
+def test_training_survives_scancel_and_its_time_limit_without_losing_a_step(cluster):
+    checkpoints = cluster.checkout.path / "smoke/artifacts/checkpoints/smoke"
+    tracker = checkpoints / "latest_checkpointed_iteration.txt"
+    marker = cluster.checkout.path / "smoke/artifacts/run_state/smoke/phase1.json"
+
+    process, job = cluster.train_until(20, "0")
+    description = cluster.slurm.call("scontrol", "show", "job", job)
+    assert "NumNodes=2" in description
+    assert "Comment=rule_train_wildcards_1" in description
+    cluster.slurm.call("scancel", job)
+    assert process.wait() != 0
+    cancelled = int(tracker.read_text())
+    assert cancelled == cluster.iterations()[-1]
+    assert not marker.exists()
+
+    process, job = cluster.train_until(cancelled + 20, "1")
+    cluster.limit_to_two_minutes_more(job)
+    assert process.wait() == 0, cluster.output()
+    assert read_json(marker)["last_iteration"] == ITERATIONS
+    assert cluster.iterations() == list(range(1, ITERATIONS + 1))
+    log = (cluster.checkout.path / LOGS / "smoke.log").read_text()
+    assert log.count("run again to go on") == 2
