@@ -109,6 +109,20 @@ def test_shards_are_converted_by_jobs(cluster):
     assert {path.name for path in logs.iterdir()} == {"part-00000.log", "part-00001.log"}
 
 
+def test_one_allocation_converts_what_is_missing(cluster):
+    folder = cluster.checkout.path / "smoke/data/converted/megatron_phase1"
+    missing = folder / "phase1_part-00001_text_document.bin"
+    times = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.bin")}
+    missing.unlink()
+    files = "--configfile profiles/smoke/config.yaml test.yaml"
+    line = f"{SNAKEMAKE} --cores $SLURM_CPUS_PER_TASK {files} -- converted_phase1"
+    job = ["--ntasks=1", "--cpus-per-task=2", "--mem=2000", f"--chdir={cluster.checkout.path}"]
+    cluster.slurm.call("sbatch", "--wait", *job, "--output=allocation.log", "--wrap", line)
+    assert missing.exists()
+    kept = folder / "phase1_part-00000_text_document.bin"
+    assert kept.stat().st_mtime_ns == times[kept.name]
+
+
 def test_training_survives_scancel_and_its_time_limit_without_losing_a_step(cluster):
     checkpoints = cluster.checkout.path / "smoke/artifacts/checkpoints/smoke"
     tracker = checkpoints / "latest_checkpointed_iteration.txt"
