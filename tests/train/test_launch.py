@@ -11,6 +11,8 @@ import pytest
 
 from scripts.common.files import read_json
 from scripts.train import checkpoints
+from scripts.train.launch import from_environment
+from scripts.train.run import RunError
 from tests.train.small_run import ITERATIONS, SmallRun
 
 LAST = sum(ITERATIONS)
@@ -170,3 +172,11 @@ def test_a_loss_that_is_no_number_stops_with_the_documents(data, tmp_path):
     assert "runtime.skip_iterations" in output
     [listed] = run.run.state.glob("iteration_*_documents.csv")
     assert listed.read_text().startswith("sample,shard,document")
+
+
+def test_variables_of_the_environment_override_settings(monkeypatch):
+    monkeypatch.setenv("CHECKPOINT_KEEP_RECENT", "5")
+    assert from_environment() == {"checkpoint_keep_recent": 5}
+    monkeypatch.setenv("CHECKPOINT_CLEANUP_INTERVAL_SECONDS", "soon")
+    with pytest.raises(RunError, match="CHECKPOINT_CLEANUP_INTERVAL_SECONDS"):
+        from_environment()
