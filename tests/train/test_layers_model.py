@@ -96,7 +96,7 @@ def batch(device: str) -> dict:
 
 
 def masked(inputs: dict) -> dict:
-    """The same batch for the local layers, which on a CPU do not make the causal mask themselves."""
+    """The same batch for the local layers, which make no causal mask on a CPU themselves."""
     shape = (1, 1, LENGTH, LENGTH)
     mask = torch.ones(shape, device=inputs["labels"].device, dtype=torch.bool).triu(1)
     return {**inputs, "attention_mask": mask}
