@@ -1,21 +1,29 @@
 # Everything runs in .venv, made from the pinned envs/requirements.txt.
 #   make smoke   the whole workflow on a tiny model, without a GPU
 #   make test    the test suite;  make lint  its style checks
+#   make test-slurm   jobs of a real Slurm on this machine; needs root and slurm-wlm, munge (Debian)
 #   make docs    the parts of the documentation that are made from the program
 PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: smoke test lint format docs requirements clean
+.PHONY: smoke test test-slurm lint format docs requirements clean
 
 smoke: $(VENV)/installed
 	$(BIN)/snakemake --profile profiles/smoke
-	$(BIN)/snakemake --profile profiles/smoke --report smoke/report.html
+	$(BIN)/snakemake --profile profiles/smoke --report smoke/report.html \
+	  --report-stylesheet docs/report/style.css
 	@$(BIN)/python -m scripts.report.summary --artifacts smoke/artifacts \
 	  --converted smoke/data/converted --train-name smoke --report smoke/report.html
 
 test: $(VENV)/installed
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+# The plugin lies apart, so that it is there for this alone.
+test-slurm: $(VENV)/installed
+	$(BIN)/pip install --quiet --upgrade --no-deps --target $(VENV)/slurm \
+	  snakemake-executor-plugin-slurm==2.8.0 snakemake-executor-plugin-slurm-jobstep==0.6.1
+	PYTHONPATH=$(CURDIR)/$(VENV)/slurm $(BIN)/pytest -m slurm tests/cluster $(PYTEST_ARGS)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

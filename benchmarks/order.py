@@ -23,8 +23,6 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from scripts.common.files import write_json
-
 SEQUENCE_LENGTH, BATCH = 4096, 8
 PHASE = 3
 READ_SAMPLES = 4_000
@@ -34,7 +32,7 @@ EMPTY_DIGEST = "0" * 64
 
 def make_shards(folder: Path, shards: int, documents: int) -> None:
     """Writes shards whose documents have log-normal lengths and random ranks."""
-    from scripts.data.megatron_format import write_index
+    from scripts.data.megatron_format import index_bytes
 
     generator = np.random.default_rng(1)
     target = folder / f"megatron_phase{PHASE}"
@@ -45,7 +43,7 @@ def make_shards(folder: Path, shards: int, documents: int) -> None:
             continue
         lengths = generator.lognormal(np.log(MEAN_TOKENS) - 0.5, 1, documents).astype(np.int32) + 1
         ranks = generator.random(documents)
-        write_index(Path(f"{prefix}.idx"), lengths, np.dtype(np.int32))
+        Path(f"{prefix}.idx").write_bytes(index_bytes(lengths, np.dtype(np.int32)))
         np.save(f"{prefix}.rank.npy", ranks)
         with Path(f"{prefix}.bin").open("wb") as file:
             file.truncate(int(lengths.sum()) * 4)
@@ -62,7 +60,7 @@ def make_shards(folder: Path, shards: int, documents: int) -> None:
             "dtype": "int32",
             "rank": {"min": ranks.min(), "max": ranks.max()},
         }
-        write_json(Path(f"{prefix}.json"), sidecar | sizes)
+        Path(f"{prefix}.json").write_text(json.dumps(sidecar | sizes), encoding="utf-8")
 
 
 class Memory(threading.Thread):

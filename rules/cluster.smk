@@ -10,11 +10,17 @@ NODES = config["runtime"]["nodes"]
 os.environ.update(CLUSTER["environment"])
 
 # Starts a command once on each node of a Slurm job, and as it is elsewhere. A step of its own gets
-# Slurm's signals directly; Snakemake, which runs the shell, would keep them to itself.
+# Slurm's signals directly; Snakemake, which runs the shell, would keep them to itself. An image is
+# entered inside of it, since there is no srun in one.
 ON_EACH_NODE = (
     "${SLURM_JOB_ID:+srun --overlap --cpu-bind=none --unbuffered"
     f" --nodes={NODES} --ntasks={NODES} --ntasks-per-node=1"
     f" --cpus-per-task={CLUSTER['train']['cpus']}}}"
+    + (
+        f" apptainer exec --nv {shlex.quote(CLUSTER['image'])}"
+        if CLUSTER["image"]
+        else ""
+    )
 )
 
 
@@ -54,3 +60,8 @@ def train_resources():
 workflow.resource_settings._parsed_default_resources.update(
     Resources.from_mapping(placement(CLUSTER))
 )
+
+# Used by all other rules under `--software-deployment-method apptainer`.
+if CLUSTER["image"]:
+
+    container: CLUSTER["image"]

@@ -21,6 +21,7 @@ from scripts.common.files import canonical_json, digest, read_json
 from scripts.common.machine import MachineError, check_megatron, check_python
 from scripts.common.settings import SettingsError, check, load_parameters, phase_recipe
 from scripts.data.shards import configured_phase, configured_recipe
+from scripts.profiling.sweep import load_profiling, points
 from scripts.report.hooks import message
 from scripts.report.notify import notify
 from scripts.report.pending import conversion_in_words, training_in_words
@@ -56,6 +57,16 @@ TOKENIZER_FILES = [
 SHARD = f"{CONVERTED}/megatron_phase{{phase}}/phase{{phase}}_{{shard}}_{RECIPE['text_key']}_document"
 MANIFEST = f"{CONVERTED}/megatron_phase{{phase}}.manifest.parquet"
 INDEX = f"{CONVERTED}/megatron_phase{{phase}}.index.json"
+CONVERSION = shlex.join(  # put together once, not by each of 50,000 jobs
+    [
+        *("--tokenizer-model", TOKENIZER),
+        *("--text-key", RECIPE["text_key"]),
+        *("--end-of-document", RECIPE["end_of_document"]),
+        *("--special-tokens-in-text", RECIPE["special_tokens_in_text"]),
+        *("--invalid-utf8", RECIPE["invalid_utf8"]),
+    ]
+)
+INSPECTION = f"{ARTIFACTS}/inspection/phase{{phase}}/summary.json"
 HUB = config["hub"]
 FROM_HUB = RECIPE["source"] == "hub"
 DROPS_PARQUET = FROM_HUB and not config["runtime"]["keep_parquet"]
@@ -101,6 +112,7 @@ FIGURES = {
 }
 OVERVIEW = f"{REPORT}/overview.html"
 SHARDS = f"{REPORT}/shards.csv"
+PROFILE = f"{ARTIFACTS}/profile/{config['model']}"
 
 
 wildcard_constraints:
@@ -134,9 +146,15 @@ def ignore_changed_input_lists():
     settings.rerun_triggers = frozenset(settings.rerun_triggers) - {RerunTrigger.INPUT}
 
 
+@cache
+def profile_points():
+    """The settings of every point that `snakemake profile` measures, by name."""
+    return points(load_profiling(config["model"]))
+
+
 def tell(event, logs=()):
     """Says on the terminal, and to whom config.yaml names, that the work starts, ended or failed."""
-    if {job.rule.name for job in workflow.dag.jobs} <= {"plan", "status"}:
+    if {job.rule.name for job in workflow.dag.jobs} <= {"plan", "status", "watch"}:
         return
     text = message(config, PARAMETERS, event, logs)
     print(text, file=sys.stderr)
@@ -181,7 +199,7 @@ def remove_links_to_nothing(files):
 
 @cache
 def stale_shards(phase):
-    """The files of the shards to convert; they are converted also where Snakemake sees no reason."""
+    """The shards to convert, by their .idx; forced, since Snakemake may see no reason to."""
     ignore_changed_input_lists()
     files = phase_files(phase)
     try:
@@ -189,20 +207,20 @@ def stale_shards(phase):
     except (FileNotFoundError, ValueError) as error:
         raise WorkflowError(str(error))
     say(conversion_in_words(files, stale))
-    outputs = [file for shard in stale for file in files.files(shard)]
-    remove_links_to_nothing(outputs)
+    remove_links_to_nothing(file for shard in stale for file in files.files(shard))
+    indexes = [files.file(shard, "idx") for shard in stale]
     if not workflow.touch:
-        workflow.dag.forcefiles.update(outputs)
-        if stale and RECIPE["source"] == "hub":
+        workflow.dag.forcefiles.update(indexes)
+        if stale and FROM_HUB:
             torn = set(files.missing_parquet())
             workflow.dag.forcefiles.update(torn & {files.raw(shard) for shard in stale})
     if wants_finished_shards():
-        return [file for shard in files.shards for file in files.files(shard)]
-    return outputs
+        return [files.file(shard, "idx") for shard in files.shards]
+    return indexes
 
 
 def all_stale_shards(wildcards):
-    """The files of the shards to convert, of all phases."""
+    """The shards to convert, of all phases."""
     return [file for phase in PHASES for file in stale_shards(phase)]
 
 

@@ -69,8 +69,7 @@ rule convert:
     """Converts one Parquet file to one shard in Megatron's format."""
     input:
         parquet=f"{PARQUET}/phase{{phase}}/{{shard}}.parquet",
-        tokenizer=TOKENIZER_FILES,  # not ancient: below a job that runs it would hide staleness
-        checked=TOKENIZER_FACTS,
+        tokenizer=TOKENIZER_FACTS,  # not ancient: below a job that runs it would hide staleness
     output:
         bin=f"{SHARD}.bin",
         idx=ensure(f"{SHARD}.idx", non_empty=True),
@@ -84,24 +83,13 @@ rule convert:
         tokenizer_engine=config["runtime"]["tokenizer_engine"],
     params:
         folder=subpath(output.bin, parent=True),
-        tokenizer=tokenizer_folder,
-        text_key=RECIPE["text_key"],
-        end_of_document=RECIPE["end_of_document"],
-        special_tokens=RECIPE["special_tokens_in_text"],
-        invalid_utf8=RECIPE["invalid_utf8"],
+        settings=CONVERSION,
     shell:
-        "exec python -m scripts.data.convert_phase_to_megatron"
-        " --input {input.parquet:q}"
+        "exec python -m scripts.data.convert_phase_to_megatron --input {input.parquet:q}"
         " --output-dir {params.folder:q}"
         " --output-prefix-prefix phase{wildcards.phase}"
-        " --tokenizer-model {params.tokenizer:q}"
-        " --text-key {params.text_key:q}"
-        " --end-of-document {params.end_of_document:q}"
-        " --special-tokens-in-text {params.special_tokens}"
-        " --invalid-utf8 {params.invalid_utf8}"
-        " --tokenizer-engine {resources.tokenizer_engine}"
-        " --workers-per-shard {threads}"
-        " > {log:q} 2>&1"
+        " {params.settings} --tokenizer-engine {resources.tokenizer_engine}"
+        " --workers-per-shard {threads} > {log:q} 2>&1"
 
 
 rule phase_manifest:
@@ -172,25 +160,48 @@ for _phase in PHASES:
             "The order of the phase is fixed."
 
 
+rule inspect:
+    """Says what the Parquet files of a phase hold; fails where that is a problem."""
+    input:
+        lambda wildcards: [
+            phase_files(wildcards.phase).raw(shard)
+            for shard in phase_files(wildcards.phase).shards
+        ],
+    output:
+        INSPECTION,
+    log:
+        f"{ARTIFACTS}/logs/inspect/phase{{phase}}.log",
+    conda:
+        "../envs/python.yaml"
+    threads: 4
+    params:
+        parquet=lambda wildcards, input: Path(input[0]).parent,
+        folder=subpath(output[0], parent=True),
+        text_key=RECIPE["text_key"],
+    shell:
+        "python -m scripts.data.inspect_parquet --input-dir {params.parquet:q}"
+        " --text-key {params.text_key:q} --workers {threads}"
+        " --output-dir {params.folder:q} 2>&1 | tee {log:q}"
+
+
+rule inspect_all:
+    input:
+        [INSPECTION.format(phase=phase) for phase in PHASES],
+    localrule: True
+    message:
+        "All Parquet files are inspected."
+
+
 for _phase in PHASES:
 
     rule:
         name:
             f"inspect_phase{_phase}"
-        log:
-            f"{ARTIFACTS}/logs/inspect/phase{_phase}.log",
+        input:
+            INSPECTION.format(phase=_phase),
         localrule: True
-        conda:
-            "../envs/python.yaml"
-        params:
-            parquet=phase_files(_phase).raw_folder,
-            text_key=RECIPE["text_key"],
-            output=f"{ARTIFACTS}/inspection/phase{_phase}",
         message:
-            "Saying what the phase's Parquet files hold."
-        shell:
-            "python -m scripts.data.inspect_parquet --input-dir {params.parquet:q}"
-            " --text-key {params.text_key:q} --output-dir {params.output:q} 2>&1 | tee {log:q}"
+            "The phase's Parquet files are inspected."
 
     rule:
         name:

@@ -16,6 +16,8 @@ rule train:
     priority: 100
     conda:
         "../envs/python.yaml"
+    container:
+        None
     threads: 1
     resources:
         **train_resources(),
@@ -36,8 +38,8 @@ rule train:
         " --recipe {params.recipe:q}"
         " --runtime {resources.settings:q}"
         " --gpus $(({resources.gpu} / {resources.nodes}))"
+        " --log {log:q}"
         " --marker {output:q}"
-        " > {log:q} 2>&1"
 
 
 for _phase in PHASES:
@@ -66,6 +68,8 @@ rule preflight:
         f"{ARTIFACTS}/logs/{config['train_name']}/preflight.log",
     conda:
         "../envs/python.yaml"
+    container:
+        None
     threads: 1
     resources:
         **train_resources(),

@@ -39,6 +39,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -102,8 +103,7 @@ def build_index(
         "validation_fraction": validation_fraction,
     }
     content = digest(settings | {"manifest": manifest.digest})
-    folder = output.with_name(f"{output.stem}-{content[:16]}")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder_of(output, content)
 
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="sort-") as spill:
         key = pa.float64() if order == "rank" else pa.uint64()
@@ -125,24 +125,39 @@ def build_index(
     if order == "shuffled":
         write_sample_shuffle(folder / "train_shuffle.npy", seed, splits["train"]["samples"])
 
+    return publish(output, folder, manifest, settings | {"digest": content, **splits})
+
+
+def folder_of(output: Path, content: str) -> Path:
+    """Makes the folder for the arrays of an index with the digest `content`."""
+    folder = output.with_name(f"{output.stem}-{content[:16]}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def publish(output: Path, folder: Path, manifest: Manifest, facts: dict[str, Any]) -> PhaseIndex:
+    """Writes the JSON file that makes a folder of arrays a phase's index, and opens it.
+
+    Folders of indices that `output` no longer names are removed.
+    """
     files = sorted(folder.glob("*.npy"))
     write_json(
         output,
-        settings
+        facts
         | {
             "phase": manifest.phase,
-            "digest": content,
             "manifest": {
                 "file": manifest.path.relative_to(output.parent, walk_up=True).as_posix(),
                 "digest": manifest.digest,
             },
             "common": manifest.common,
-            **splits,
             "folder": folder.name,
             "files": {f.name: {"bytes": f.stat().st_size, "sha256": sha256(f)} for f in files},
         },
     )
-    remove_other_folders(output, folder)
+    for other in output.parent.glob(f"{output.stem}-*"):
+        if other.is_dir() and other != folder:
+            shutil.rmtree(other)
     return read_index(output)
 
 
@@ -204,13 +219,6 @@ def write_sample_shuffle(path: Path, seed: int, count: int) -> None:
     """Writes a permutation of the samples, int64 [count]."""
     with replacing(path) as partial, partial.open("wb") as file:
         np.save(file, np.argsort(random_bits(f"samples {seed}", 0, count), kind="stable"))
-
-
-def remove_other_folders(output: Path, folder: Path) -> None:
-    """Removes the arrays of indices that `output` no longer names."""
-    for other in output.parent.glob(f"{output.stem}-*"):
-        if other.is_dir() and other != folder:
-            shutil.rmtree(other)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -3,9 +3,9 @@
     python scripts/profiling/point.py --model qwen3_1p7b --gpus 1 \
         --settings '{"layers": "fast", "micro_batch_size": 4}' --output point.json
 
-Runs scripts/profiling/steps.py with the arguments of training itself. Running out of GPU memory is a
-result ("out of memory"), and so are settings that these layers do not allow ("failed", with the last
-line of the error): a sweep goes on.
+Runs scripts/profiling/steps.py with the arguments of training itself. Running out of GPU memory is
+a result ("out of memory"), and so are settings that these layers do not allow ("failed", with the
+last line of the error): a sweep goes on.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def step_arguments(parameters: dict, settings: dict, gpus: int, steps: int) -> l
         ),
     ]
     if settings["recompute"] == "full":
-        arguments += "--recompute-granularity full --recompute-method uniform".split()
+        arguments += ["--recompute-granularity", "full", "--recompute-method", "uniform"]
         arguments += ["--recompute-num-layers", "1"]
     if settings["cuda_graphs"]:
         arguments += ["--cuda-graph-impl", "local"]
@@ -94,7 +94,7 @@ def step_arguments(parameters: dict, settings: dict, gpus: int, steps: int) -> l
 def measure(
     parameters: dict, settings: dict, gpus: int, steps: int, log: Path, options: list[str]
 ) -> dict:
-    """Runs the point in a process of its own, with `options` of steps.py, and returns its record."""
+    """Runs the point in a process of its own and returns its record; `options` are steps.py's."""
     try:
         arguments = step_arguments(parameters, settings, gpus, steps)
     except ValueError as error:
@@ -112,7 +112,11 @@ def measure(
             ).returncode
         if report.exists():
             return {"status": "measured", **summary(read_json(report))}
-    text = log.read_text(errors="replace")
+    return outcome_of_failure(log.read_text(errors="replace"), code)
+
+
+def outcome_of_failure(text: str, code: int) -> dict:
+    """Reads from a failed point's output whether the memory was short, or else the error."""
     if any(sign in text for sign in OUT_OF_MEMORY):
         return {"status": "out of memory"}
     lines = [line for line in text.splitlines() if line.strip()] or [f"exit code {code}"]
@@ -157,11 +161,16 @@ def machine() -> dict:
     return {"device": device, "peak_tflops": peak, **versions}
 
 
+def json_or_file(text: str) -> dict:
+    """Reads settings that are given as JSON, or as a file that holds it."""
+    return json.loads(text) if text.startswith("{") else read_json(Path(text))
+
+
 def main(argv: list[str] | None = None) -> None:
     """Measures the point and writes its record."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True, help="a folder of scripts/params")
-    parser.add_argument("--settings", type=json.loads, default={}, help="JSON: changes to DEFAULTS")
+    parser.add_argument("--settings", type=json_or_file, default={}, help="JSON, or its file")
     parser.add_argument("--gpus", type=int, default=1, help="0: the CPU")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--trace-dir", type=Path, help="profile the last step into this folder")

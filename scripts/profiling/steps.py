@@ -2,7 +2,7 @@
 
     python scripts/profiling/steps.py --report FILE.json MEGATRON_ARGUMENT …
 
-scripts/profiling/point.py starts it in a process of its own, since a process that has run out of GPU
+scripts/profiling/point.py starts it in a process of its own, since one that has run out of GPU
 memory cannot measure again. Tokens are random, or those of --tokens FILE.npy. With --trace-dir the
 last step runs under torch's profiler.
 """
@@ -40,7 +40,7 @@ class RandomTokens(torch.utils.data.Dataset):
 
 
 class TextTokens(torch.utils.data.Dataset):
-    """Consecutive stretches of one file of tokens (.npy), for comparing loss curves on real text."""
+    """Consecutive stretches of one file of tokens (.npy), to compare losses on real text."""
 
     def __init__(self, path: Path, sequence_length: int) -> None:
         self.tokens = torch.from_numpy(numpy.load(path).astype(numpy.int64))

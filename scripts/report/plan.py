@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import disk_usage
@@ -72,8 +73,8 @@ class Plan:
     @property
     def seconds(self) -> float | None:
         """Returns the time that everything takes; None if a part of it cannot be said."""
-        parts = [self.training_seconds(work) for work in self.phases]
-        return None if None in parts else self.conversion_seconds + sum(parts)
+        training = total(self.training_seconds(work) for work in self.phases)
+        return None if training is None else self.conversion_seconds + training
 
     def gpu_hours(self, work: PhaseWork) -> float | None:
         """Returns the GPU-hours of the rest of a phase; None if that cannot be said."""
@@ -84,8 +85,8 @@ class Plan:
     def cost(self) -> float | None:
         """Returns what the GPU-hours cost; None without a price or a known time."""
         price = self.settings["plan"]["gpu_hour_price"]
-        hours = [self.gpu_hours(work) for work in self.phases]
-        return None if price is None or None in hours else sum(hours) * price
+        hours = total(self.gpu_hours(work) for work in self.phases)
+        return None if price is None or hours is None else hours * price
 
 
 def make_plan(settings: dict, parameters: dict, phases: list[int]) -> Plan:
@@ -142,29 +143,38 @@ def checkpoints_to_come(settings: dict, parameters: dict, run: Run, work: list[P
 
 
 def table(plan: Plan) -> str:
-    """Returns the phases as a table."""
-    rows = [row(plan, work) for work in plan.phases]
+    """Returns the phases as a table, with a last line for all of them."""
+    rows = [row(plan, str(work.phase), [work]) for work in plan.phases]
+    if len(rows) > 1:
+        rows.append(row(plan, "all", plan.phases))
     if not plan.gpus:
         rows = [{key: line[key] for key in line if key != "GPU-hours"} for line in rows]
     return tabulate(rows, headers="keys", stralign="right", disable_numparse=True)
 
 
-def row(plan: Plan, work: PhaseWork) -> dict[str, Any]:
-    """Returns a phase's line of the table."""
-    shards, seconds = work.shards, plan.training_seconds(work)
+def row(plan: Plan, name: str, works: list[PhaseWork]) -> dict[str, str]:
+    """Returns the line of one phase, or of several."""
+    shards, estimated = [work.shards for work in works], any(work.estimated for work in works)
+    tokens = sum(part.tokens + part.tokens_left for part in shards)
     return {
-        "phase": work.phase,
-        "shards": number(shards.total),
-        "converted": number(shards.converted),
-        "missing": number(shards.missing),
-        "damaged": number(len(shards.damaged)),
-        "tokens": number(shards.tokens + shards.tokens_left, estimated=shards.left > 0),
-        "iterations": number(work.iterations, estimated=work.estimated),
-        "done": number(work.iterations_done),
-        "left": number(work.iterations_left, estimated=work.estimated),
-        "training": span(seconds),
-        "GPU-hours": number(plan.gpu_hours(work), ",.1f", estimated=True),
+        "phase": name,
+        "shards": number(sum(part.total for part in shards)),
+        "converted": number(sum(part.converted for part in shards)),
+        "missing": number(sum(part.missing for part in shards)),
+        "damaged": number(sum(len(part.damaged) for part in shards)),
+        "tokens": number(tokens, estimated=any(part.left for part in shards)),
+        "iterations": number(total(work.iterations for work in works), estimated=estimated),
+        "done": number(sum(work.iterations_done for work in works)),
+        "left": number(total(work.iterations_left for work in works), estimated=estimated),
+        "training": span(total(plan.training_seconds(work) for work in works)),
+        "GPU-hours": number(total(plan.gpu_hours(work) for work in works), ",.1f", True),
     }
+
+
+def total(values: Iterable[float | None]) -> float | None:
+    """Returns a sum; None if a part of it is not known."""
+    known = list(values)
+    return None if None in known else sum(known)
 
 
 def span(seconds: float | None) -> str:
@@ -219,7 +229,8 @@ def training_sentence(plan: Plan) -> str:
     """Returns what is left of the training."""
     left = [work.iterations_left for work in plan.phases]
     if None in left:
-        return "training    not known before all phases have files"
+        short = ", ".join(str(work.phase) for work in plan.phases if work.iterations is None)
+        return f"training    not known: too few tokens for one iteration in phase {short}"
     if not any(left):
         return "training    nothing is left"
     tokens = sum(left) * plan.tokens_an_iteration

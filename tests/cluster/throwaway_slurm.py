@@ -40,7 +40,7 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=sched_interval=1,bf_interval=1
 ReturnToService=2
 MinJobAge=300
-KillWait=30
+KillWait=300
 GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE

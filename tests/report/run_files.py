@@ -45,16 +45,14 @@ def write_shard(settings: dict[str, Any], phase: int, shard: str, tokens: int) -
     Path(files.folder).mkdir(parents=True, exist_ok=True)
     Path(files.file(shard, "bin")).write_bytes(bytes(2 * tokens))
     Path(files.file(shard, "idx")).write_bytes(bytes(64))
-    write_json(
-        Path(files.file(shard, "json")),
-        {
-            "recipe": configured_recipe(settings),
-            "source": {"bytes": 1000, "sha256": "0"},
-            "bin": {"bytes": 2 * tokens},
-            "idx": {"bytes": 64},
-            "seconds": 0.5,
-        },
-    )
+    sidecar = {
+        "recipe": configured_recipe(settings),
+        "source": {"bytes": 1000, "sha256": "0"},
+        "bin": {"bytes": 2 * tokens},
+        "idx": {"bytes": 64},
+        "seconds": 0.5,
+    }
+    Path(files.file(shard, "json")).write_text(json.dumps(sidecar))
 
 
 def run_of(settings: dict[str, Any]) -> Run:

@@ -1,6 +1,5 @@
 """The fused layers inside Megatron's GPTModel against Megatron's local layers."""
 
-import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -88,13 +87,23 @@ def model(spec, device: str, dtype=torch.float32, **changes) -> GPTModel:
 def batch(device: str) -> dict:
     tokens = torch.randint(VOCABULARY, (BATCH, LENGTH + 1), device=device)
     positions = torch.arange(LENGTH, device=device).expand(BATCH, LENGTH)
-    mask = torch.ones(1, 1, LENGTH, LENGTH, device=device, dtype=torch.bool).triu(1)
     return {
         "input_ids": tokens[:, :-1].contiguous(),
         "position_ids": positions,
-        "attention_mask": mask,
+        "attention_mask": None,
         "labels": tokens[:, 1:].contiguous(),
     }
+
+
+def masked(inputs: dict) -> dict:
+    """The same batch for the local layers, which make no causal mask on a CPU themselves."""
+    shape = (1, 1, LENGTH, LENGTH)
+    mask = torch.ones(shape, device=inputs["labels"].device, dtype=torch.bool).triu(1)
+    return {**inputs, "attention_mask": mask}
+
+
+def inputs_of(spec, inputs: dict) -> dict:
+    return masked(inputs) if spec is local_spec else inputs
 
 
 def with_weights_of(target: GPTModel, source: GPTModel) -> GPTModel:
@@ -126,7 +135,7 @@ def test_loss_and_every_gradient_are_those_of_megatrons_local_layers(device):
     fast = with_weights_of(model(fast_spec, device), local)
     inputs, weights = batch(device), torch.rand(BATCH, LENGTH, device=device)
     loss, gradients = loss_and_gradients(fast, inputs, weights, output_processor=fused_loss)
-    expected_loss, expected = loss_and_gradients(local, inputs, weights)
+    expected_loss, expected = loss_and_gradients(local, masked(inputs), weights)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-5)
     assert gradients.keys() == expected.keys()
     for name, gradient in gradients.items():
@@ -141,8 +150,8 @@ def test_bf16_is_as_close_to_fp32_as_megatrons_local_layers(device):
     # The reference computes with the rounded weights: only arithmetic is compared.
     reference.load_state_dict(local.state_dict())
     inputs, weights = batch(device), torch.rand(BATCH, LENGTH, device=device)
-    exact_loss, exact = loss_and_gradients(reference, inputs, weights)
-    local_loss, locals_ = loss_and_gradients(local, inputs, weights)
+    exact_loss, exact = loss_and_gradients(reference, masked(inputs), weights)
+    local_loss, locals_ = loss_and_gradients(local, masked(inputs), weights)
     fast_loss, fasts = loss_and_gradients(fast, inputs, weights, output_processor=fused_loss)
     assert (
         relative_error(fast_loss, exact_loss) < 1.5 * relative_error(local_loss, exact_loss) + 1e-3
@@ -182,7 +191,7 @@ def test_gradients_of_several_micro_batches_accumulate_in_megatrons_buffer(devic
     for _ in range(2):
         inputs = batch(device)
         data_parallel(**inputs, output_processor=fused_loss).sum().backward()
-        local(**inputs).sum().backward()
+        local(**masked(inputs)).sum().backward()
     for (name, parameter), expected in zip(
         fast.named_parameters(), local.parameters(), strict=True
     ):
@@ -194,10 +203,10 @@ def test_checkpoints_are_interchangeable_with_local_layers(device, tmp_path, wri
     saved, loaded = model(writer, device), model(reader, device)
     assert list(saved.state_dict()) == list(loaded.state_dict())
     inputs = batch(device)
-    expected = saved(**inputs)
+    expected = saved(**inputs_of(writer, inputs))
     save(saved, tmp_path)
     load(loaded, tmp_path)
-    torch.testing.assert_close(loaded(**inputs), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loaded(**inputs_of(reader, inputs)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_checkpoint_keys_are_transformer_engines(device):
@@ -217,6 +226,10 @@ def test_checkpoint_keys_are_transformer_engines(device):
         ({"hidden_dropout": 0.1}, "hidden_dropout=0.1"),
         ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size=2"),
         ({"context_parallel_size": 2}, "context_parallel_size=2"),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+            "recompute_granularity=selective",
+        ),
     ],
 )
 def test_a_model_that_the_layers_do_not_compute_is_refused(changes, named):
@@ -224,8 +237,14 @@ def test_a_model_that_the_layers_do_not_compute_is_refused(changes, named):
         fast_spec(configuration(**changes))
 
 
+def test_a_mask_is_refused_rather_than_ignored(device):
+    mask = torch.zeros(1, 1, LENGTH, LENGTH, device=device, dtype=torch.bool)
+    with pytest.raises(ValueError, match="an attention mask"):
+        model(fast_spec, device)(**{**batch(device), "attention_mask": mask})
+
+
 def save(gpt: GPTModel, folder: Path) -> None:
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     dist_checkpointing.save(gpt.sharded_state_dict(), str(folder))
 
 

@@ -160,7 +160,8 @@ class QKNormRopeFunction(torch.autograd.Function):
         partial = torch.empty(programs, 2, head, dtype=torch.float32, device=qkv.device)
         kernels.qk_norm_rope_backward[(programs,)](
             *grads, qkv, query_weight, key_weight, *rotation_tables(ctx.angles), grad_qkv, partial,
-            length * batch, batch, *(stride for grad in grads for stride in grad.stride()[:3]), ctx.epsilon,
+            length * batch, batch, *(stride for grad in grads for stride in grad.stride()[:3]),
+            ctx.epsilon,
             QUERY_HEADS=ctx.query_heads, KEY_HEADS=ctx.key_heads, HEAD=head,
             ROWS=block(ctx.query_heads + 2 * ctx.key_heads), BLOCK=block(head // 2), num_warps=8,
         )  # fmt: skip

@@ -1,8 +1,8 @@
 """Megatron's transformer layer with fused operations, as a spec for `--spec`.
 
 The modules are Megatron's own classes with another forward pass: parameters, their names and the
-checkpoint keys are those of Megatron's local layers, so checkpoints are interchangeable.
-A call that training does not make (inference context, selective recompute) runs Megatron's forward.
+checkpoint keys are those of Megatron's local layers, so checkpoints are interchangeable. They are
+for training: a call that needs a mask, packed sequences or a key-value cache is refused.
 """
 
 from collections.abc import Callable
@@ -60,11 +60,10 @@ REQUIRED = {
 
 def unsupported(config: TransformerConfig) -> list[str]:
     """Names the settings of `config` that the fused layers do not compute, as "name=value"."""
-    return [
-        f"{name}={getattr(config, name)}"
-        for name, value in REQUIRED.items()
-        if getattr(config, name, value) != value
-    ]
+    refused = [name for name, value in REQUIRED.items() if getattr(config, name, value) != value]
+    if config.recompute_granularity == "selective":
+        refused.append("recompute_granularity")
+    return [f"{name}={getattr(config, name)}" for name in refused]
 
 
 class RMSNorm(nn.Module):
@@ -122,44 +121,16 @@ class CausalAttention(nn.Module):
             )
         self.softmax_scale = softmax_scale
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        *,
-        packed_seq_params: Any = None,
-        **_: Any,
-    ) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Returns [s, b, heads * d] of query [s, b, heads, d], key and value [s, b, groups, d]."""
-        if packed_seq_params is not None:
-            raise ValueError("layers: fast has no packed sequences; use layers: transformer_engine")
         return functions.causal_attention(query, key, value, self.softmax_scale)
 
 
 class FusedSelfAttention(SelfAttention):
     """SelfAttention with split, QK-norm and rotation in one kernel."""
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        rotary_pos_emb: Tensor | tuple[Tensor, Tensor] | None = None,
-        inference_context: Any = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, None]:
-        """Returns the attention's output [s, b, h] and no bias."""
-        if inference_context is not None or rotary_pos_emb is None:
-            return super().forward(
-                hidden_states,
-                attention_mask,
-                rotary_pos_emb=rotary_pos_emb,
-                inference_context=inference_context,
-                **kwargs,
-            )
-        angles = rotary_pos_emb[0] if isinstance(rotary_pos_emb, tuple) else rotary_pos_emb
+    def forward(self, hidden_states: Tensor, angles: Tensor) -> tuple[Tensor, None]:
+        """Returns the attention's output [s, b, h] and no bias; `angles` is [s, 1, 1, d]."""
         if angles.shape[-1] != self.hidden_size_per_attention_head:
             raise ValueError("layers: fast rotates whole heads: set rotary_percent to 1.0")
         qkv, _ = self.linear_qkv(hidden_states)
@@ -171,8 +142,7 @@ class FusedSelfAttention(SelfAttention):
             self.num_attention_heads_per_partition,
             self.config.layernorm_epsilon,
         )
-        context = self.core_attention(query, key, value, attention_mask, **kwargs)
-        return self.linear_proj(context)
+        return self.linear_proj(self.core_attention(query, key, value))
 
 
 class FusedMLP(MLP):
@@ -191,24 +161,28 @@ class FusedTransformerLayer(TransformerLayer):
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
+        *,
+        rotary_pos_emb: Tensor | None = None,
+        context: Tensor | None = None,
         inference_context: Any = None,
-        **kwargs: Any,
+        packed_seq_params: Any = None,
+        **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the layer's output [s, b, h] and the (unused) cross-attention context."""
-        if inference_context is not None or self.config.recompute_granularity == "selective":
-            return super().forward(
-                hidden_states, attention_mask, inference_context=inference_context, **kwargs
-            )
+        refused = {
+            "an attention mask": attention_mask is not None,
+            "packed sequences": packed_seq_params is not None,
+            "a key-value cache": inference_context is not None,
+            "a model without rotation": rotary_pos_emb is None,
+        }
+        if any(refused.values()):
+            names = ", ".join(name for name, present in refused.items() if present)
+            raise ValueError(f"layers: fast does not compute {names}; use layers: local")
         normed, residual = self.input_layernorm(hidden_states)
-        attention, _ = self.self_attention(
-            normed,
-            attention_mask,
-            rotary_pos_emb=kwargs.get("rotary_pos_emb"),
-            packed_seq_params=kwargs.get("packed_seq_params"),
-        )
+        attention, _ = self.self_attention(normed, rotary_pos_emb)
         normed, residual = self.pre_mlp_layernorm(residual, attention)
         output, _ = self.mlp(normed)
-        return residual + output, kwargs.get("context")
+        return residual + output, context
 
 
 def fast_spec(config: Any, vp_stage: int | None = None) -> TransformerBlockSubmodules:
