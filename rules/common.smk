@@ -57,6 +57,15 @@ TOKENIZER_FILES = [
 SHARD = f"{CONVERTED}/megatron_phase{{phase}}/phase{{phase}}_{{shard}}_{RECIPE['text_key']}_document"
 MANIFEST = f"{CONVERTED}/megatron_phase{{phase}}.manifest.parquet"
 INDEX = f"{CONVERTED}/megatron_phase{{phase}}.index.json"
+CONVERSION = shlex.join(  # put together once, not by each of 50,000 jobs
+    [
+        *("--tokenizer-model", TOKENIZER),
+        *("--text-key", RECIPE["text_key"]),
+        *("--end-of-document", RECIPE["end_of_document"]),
+        *("--special-tokens-in-text", RECIPE["special_tokens_in_text"]),
+        *("--invalid-utf8", RECIPE["invalid_utf8"]),
+    ]
+)
 INSPECTION = f"{ARTIFACTS}/inspection/phase{{phase}}/summary.json"
 HUB = config["hub"]
 FROM_HUB = RECIPE["source"] == "hub"
@@ -80,7 +89,9 @@ AVERAGING = PARAMETERS["hparams"]["averaging"]
 RELEASED = AVERAGE if AVERAGING["checkpoints"] > 1 else MARKER.format(phase=PHASES[-1])
 EXPORT = f"{ARTIFACTS}/hf/{config['train_name']}"
 EXPORT_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[
-    PARAMETERS["hparams"]["precision"]  # the average of checkpoints is in fp32, whatever they are
+    PARAMETERS["hparams"][
+        "precision"
+    ]  # the average of checkpoints is in fp32, whatever they are
 ]
 VERDICT = f"{EXPORT}.verified.json"
 GENERATIONS = f"{ARTIFACTS}/report/generations.json"
@@ -143,7 +154,7 @@ def profile_points():
 
 def tell(event, logs=()):
     """Says on the terminal, and to whom config.yaml names, that the work starts, ended or failed."""
-    if {job.rule.name for job in workflow.dag.jobs} <= {"plan", "status"}:
+    if {job.rule.name for job in workflow.dag.jobs} <= {"plan", "status", "watch"}:
         return
     text = message(config, PARAMETERS, event, logs)
     print(text, file=sys.stderr)
@@ -188,7 +199,7 @@ def remove_links_to_nothing(files):
 
 @cache
 def stale_shards(phase):
-    """The files of the shards to convert; they are converted also where Snakemake sees no reason."""
+    """The shards to convert, by their .idx; forced, since Snakemake may see no reason to."""
     ignore_changed_input_lists()
     files = phase_files(phase)
     try:
@@ -196,20 +207,20 @@ def stale_shards(phase):
     except (FileNotFoundError, ValueError) as error:
         raise WorkflowError(str(error))
     say(conversion_in_words(files, stale))
-    outputs = [file for shard in stale for file in files.files(shard)]
-    remove_links_to_nothing(outputs)
+    remove_links_to_nothing(file for shard in stale for file in files.files(shard))
+    indexes = [files.file(shard, "idx") for shard in stale]
     if not workflow.touch:
-        workflow.dag.forcefiles.update(outputs)
-        if stale and RECIPE["source"] == "hub":
+        workflow.dag.forcefiles.update(indexes)
+        if stale and FROM_HUB:
             torn = set(files.missing_parquet())
             workflow.dag.forcefiles.update(torn & {files.raw(shard) for shard in stale})
     if wants_finished_shards():
-        return [file for shard in files.shards for file in files.files(shard)]
-    return outputs
+        return [files.file(shard, "idx") for shard in files.shards]
+    return indexes
 
 
 def all_stale_shards(wildcards):
-    """The files of the shards to convert, of all phases."""
+    """The shards to convert, of all phases."""
     return [file for phase in PHASES for file in stale_shards(phase)]
 
 

@@ -69,8 +69,7 @@ rule convert:
     """Converts one Parquet file to one shard in Megatron's format."""
     input:
         parquet=f"{PARQUET}/phase{{phase}}/{{shard}}.parquet",
-        tokenizer=TOKENIZER_FILES,  # not ancient: below a job that runs it would hide staleness
-        checked=TOKENIZER_FACTS,
+        tokenizer=TOKENIZER_FACTS,  # not ancient: below a job that runs it would hide staleness
     output:
         bin=f"{SHARD}.bin",
         idx=ensure(f"{SHARD}.idx", non_empty=True),
@@ -84,24 +83,13 @@ rule convert:
         tokenizer_engine=config["runtime"]["tokenizer_engine"],
     params:
         folder=subpath(output.bin, parent=True),
-        tokenizer=tokenizer_folder,
-        text_key=RECIPE["text_key"],
-        end_of_document=RECIPE["end_of_document"],
-        special_tokens=RECIPE["special_tokens_in_text"],
-        invalid_utf8=RECIPE["invalid_utf8"],
+        settings=CONVERSION,
     shell:
-        "exec python -m scripts.data.convert_phase_to_megatron"
-        " --input {input.parquet:q}"
+        "exec python -m scripts.data.convert_phase_to_megatron --input {input.parquet:q}"
         " --output-dir {params.folder:q}"
         " --output-prefix-prefix phase{wildcards.phase}"
-        " --tokenizer-model {params.tokenizer:q}"
-        " --text-key {params.text_key:q}"
-        " --end-of-document {params.end_of_document:q}"
-        " --special-tokens-in-text {params.special_tokens}"
-        " --invalid-utf8 {params.invalid_utf8}"
-        " --tokenizer-engine {resources.tokenizer_engine}"
-        " --workers-per-shard {threads}"
-        " > {log:q} 2>&1"
+        " {params.settings} --tokenizer-engine {resources.tokenizer_engine}"
+        " --workers-per-shard {threads} > {log:q} 2>&1"
 
 
 rule phase_manifest:

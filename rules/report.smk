@@ -57,6 +57,27 @@ rule shard_table:
         " > {log:q} 2>&1"
 
 
+rule phase_samples:
+    """Continues the same prompts with the model of each phase but the last."""
+    input:
+        markers=[MARKER.format(phase=phase) for phase in PHASES[:-1]],
+        model=MODEL,
+        tokenizer=ancient(TOKENIZER_FILES),
+    output:
+        f"{REPORT}/phase_samples.json",
+    log:
+        f"{ARTIFACTS}/logs/{config['train_name']}/phase_samples.log",
+    conda:
+        "../envs/python.yaml"
+    params:
+        tokenizer=lambda wildcards, input: Path(input.tokenizer[0]).parent,
+    shell:
+        "exec python -m scripts.report.phase_samples --marker {input.markers:q}"
+        " --model {input.model:q}"
+        " --tokenizer {params.tokenizer:q}"
+        " --output {output:q} > {log:q} 2>&1"
+
+
 rule overview:
     """Puts figures and tables into one page."""
     input:
@@ -64,13 +85,15 @@ rule overview:
         indices=[INDEX.format(phase=phase) for phase in PHASES],
         figures=[f"{REPORT}/{name}.svg" for name in FIGURES],
         verdict=VERDICT,
-        samples=GENERATIONS,
+        held_out=HELD_OUT,
+        benchmarks=[file for file in SCORES if file != HELD_OUT],
+        samples=[f"{REPORT}/phase_samples.json", GENERATIONS],
     output:
         report(
             OVERVIEW,
             caption="../docs/report/overview.rst",
-            category="Overview",
-            labels={"what": "all on one page"},
+            category="All on one page",
+            labels={"what": "data, training, model"},
         ),
     log:
         f"{ARTIFACTS}/logs/{config['train_name']}/overview.log",
@@ -84,6 +107,8 @@ rule overview:
         "exec python -m scripts.report.page --config {resources.settings:q}"
         " --figures {params.figures:q}"
         " --verdict {input.verdict:q}"
+        " --held-out {input.held_out:q}"
+        " --benchmarks {input.benchmarks:q}"
         " --samples {input.samples:q}"
         " --output {output:q} > {log:q} 2>&1"
 
@@ -117,3 +142,18 @@ for _question, _answer in {
             _answer
         shell:
             "python -m {params.script} --config {params.settings:q} | tee {log:q}"
+
+
+rule watch:
+    """Shows conversions and training while they go on in another Snakemake."""
+    log:
+        f"{ARTIFACTS}/logs/{config['train_name']}/watch.log",
+    localrule: True
+    conda:
+        "../envs/python.yaml"
+    params:
+        settings=canonical_json(config),
+    message:
+        "Ctrl-C leaves the view, not the run."
+    shell:
+        "exec python -m scripts.report.watch --config {params.settings:q} 2> {log:q}"

@@ -38,8 +38,8 @@ rule train:
         " --recipe {params.recipe:q}"
         " --runtime {resources.settings:q}"
         " --gpus $(({resources.gpu} / {resources.nodes}))"
+        " --log {log:q}"
         " --marker {output:q}"
-        " > {log:q} 2>&1"
 
 
 for _phase in PHASES:

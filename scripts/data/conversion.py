@@ -71,7 +71,7 @@ class Settings:
     Attributes:
         recipe: what a shard depends on besides its file (shards.conversion_recipe); recorded in it.
         batch_rows: most rows of a batch.
-        threads: batches that are tokenized at once.
+        threads: batches of a file that are tokenized at once.
     """
 
     recipe: dict
@@ -101,9 +101,12 @@ def convert(
     shard: ShardFiles,
     how: Tokenization,
     settings: Settings,
+    pool: ThreadPoolExecutor,
     progress: Callable[[int], object] = lambda rows: None,
 ) -> dict:
     """Converts one file and returns the content of its sidecar.
+
+    The pool's threads tokenize. All files of a job share it: fastokens' caches belong to threads.
 
     Raises:
         ValueError: the file, or a document in it, cannot be used.
@@ -111,11 +114,11 @@ def convert(
     """
     with writing(shard) as partial:
         try:
-            return write_shard(path, partial, how, settings, progress)
+            return write_shard(path, partial, how, settings, pool, progress)
         except (Inexact, EngineError) as error:
             if not how.fallback:
                 raise
-            return write_shard(path, partial, how.on_reference(error), settings, progress)
+            return write_shard(path, partial, how.on_reference(error), settings, pool, progress)
 
 
 def write_shard(
@@ -123,6 +126,7 @@ def write_shard(
     shard: ShardFiles,
     how: Tokenization,
     settings: Settings,
+    pool: ThreadPoolExecutor,
     progress: Callable[[int], object],
 ) -> dict:
     """Writes all files of a shard with one engine and returns the content of its sidecar."""
@@ -138,8 +142,8 @@ def write_shard(
     def work(first: int, table: pa.Table) -> Tokens:
         return tokenize(how, source, first, table)
 
-    with ThreadPoolExecutor(settings.threads + 1) as pool, shard.bin.open("wb") as file:
-        source_digest = pool.submit(files.sha256, path)
+    source_digest = pool.submit(files.sha256, path)
+    with shard.bin.open("wb") as file:
         for tokens in in_order(pool, source, settings, work):
             file.write(tokens.ids.data)
             digest.update(tokens.ids.data)

@@ -114,11 +114,12 @@ def convert_all(arguments: argparse.Namespace, inputs: list[Path]) -> list[str]:
     failures = []
     with (
         tqdm(total=sum(map(rows, inputs)), unit=" rows", unit_scale=True, disable=None) as bar,
-        ThreadPoolExecutor(arguments.num_shards) as pool,
+        ThreadPoolExecutor(arguments.num_shards * arguments.workers_per_shard) as tokenizers,
+        ThreadPoolExecutor(arguments.num_shards) as converters,
     ):
         shards = [shard_files(arguments, path) for path in inputs]
         work = [
-            pool.submit(convert, path, shard, how, settings, bar.update)
+            converters.submit(convert, path, shard, how, settings, tokenizers, bar.update)
             for path, shard in zip(inputs, shards, strict=True)
         ]
         for shard, future in zip(shards, work, strict=True):

@@ -327,6 +327,8 @@ class _Inspection:
     def hashed(self, doubtful: dict[str, list[int]]) -> dict[str, str]:
         """Hashes Parquet files whose time stamps are new; returns those with other content."""
         changed = {}
+        if not doubtful:
+            return changed
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             digests = pool.map(sha256, (self.phase.raw(shard) for shard in doubtful))
             progress = tqdm(digests, "Hashing touched files", len(doubtful), disable=None)

@@ -1,12 +1,17 @@
 """Folders that are either whole or absent, as `scripts.common.files.replacing` does for files."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from scripts.common.files import sync
+
+UNFINISHED = re.compile(r"\.(partial|replaced)-(\d+)$")
 
 
 @contextmanager
@@ -18,6 +23,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned_folders(path)
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     replaced = path.with_name(f"{path.name}.replaced-{os.getpid()}")
     partial.mkdir()
@@ -33,3 +39,11 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
+
+
+def remove_abandoned_folders(path: Path) -> None:
+    """Removes what processes that are no longer alive have left of `path`."""
+    for folder in path.parent.glob(f"{path.name}.*"):
+        match = UNFINISHED.search(folder.name)
+        if match and not psutil.pid_exists(int(match[2])):
+            shutil.rmtree(folder, ignore_errors=True)

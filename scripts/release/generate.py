@@ -1,13 +1,17 @@
-"""Continues prompts with an exported model, for eyes: greedy, so that models can be compared.
+"""Continues prompts with a model, for eyes: greedy, so that models can be compared.
 
     python scripts/release/generate.py --export MODEL_DIR --prompts PROMPTS --output FILE.json
+    python scripts/release/generate.py --checkpoint RUN/iter_0000100 \\
+        --model scripts/params/qwen3_1p7b/model.yaml --tokenizer data/tokenizer --output FILE.json
 
 PROMPTS is a text file with one prompt a line, or a JSON list of strings (for prompts of several
-lines). scripts/release/prompts.json is one. Runs on a GPU if there is one.
+lines); scripts/release/prompts.json is the default. A checkpoint is exported into a temporary
+folder first. Runs on a GPU if there is one.
 """
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,9 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from scripts.common.files import read_json, write_json
-from scripts.release.checkpoint import CheckpointError
-from scripts.release.export import read_export
+from scripts.release.architecture import Architecture
+from scripts.release.checkpoint import Checkpoint
+from scripts.release.export import export, read_export
 from scripts.release.hf_model import load_model
 
 PROMPTS = Path(__file__).with_name("prompts.json")
@@ -39,15 +44,15 @@ def read_prompts(file: Path) -> list[str]:
     return prompts
 
 
-def generate(export: Path, prompts: list[str], max_new_tokens: int) -> list[dict[str, Any]]:
-    """Continues each prompt greedily.
+def generate(folder: Path, prompts: list[str], max_new_tokens: int) -> list[dict[str, Any]]:
+    """Continues each prompt greedily with the exported model of a folder.
 
     Returns:
         For each prompt: prompt, continuation, tokens (how many were generated) and
         finished (whether the model ended the document itself).
     """
-    tokenizer = AutoTokenizer.from_pretrained(export)
-    model = load_model(export)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = load_model(folder)
     end_id = model.generation_config.eos_token_id
     continuations = []
     for prompt in tqdm(prompts, unit="prompt", desc="generate", disable=None):
@@ -65,26 +70,50 @@ def generate(export: Path, prompts: list[str], max_new_tokens: int) -> list[dict
     return continuations
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Command line."""
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--export", type=Path, required=True, help="folder made by export.py")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--export", type=Path, help="folder made by export.py")
+    what.add_argument("--checkpoint", type=Path, help="folder iter_XXXXXXX, a run or a marker")
+    parser.add_argument("--model", type=Path, help="model.yaml, with --checkpoint")
+    parser.add_argument("--tokenizer", type=Path, help="its folder, with --checkpoint")
+    parser.add_argument("--end-of-document", metavar="TOKEN", help="with --checkpoint")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="default: %(default)s")
     parser.add_argument("--output", type=Path, required=True, help="continuations, JSON")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="default: %(default)s")
     arguments = parser.parse_args(argv)
-    try:
-        provenance = read_export(arguments.export)
-        prompts = read_prompts(arguments.prompts)
-    except (CheckpointError, PromptsError, ValueError) as error:
-        sys.exit(f"generate: {error}")
+    if arguments.checkpoint and not (arguments.model and arguments.tokenizer):
+        parser.error("--checkpoint needs --model and --tokenizer")
+    return arguments
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Command line."""
+    arguments = parse_arguments(argv)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.export or Path(temporary) / "model"
+        try:
+            prompts = read_prompts(arguments.prompts)
+            if arguments.checkpoint:
+                export(
+                    Checkpoint(arguments.checkpoint),
+                    Architecture.read(arguments.model),
+                    arguments.tokenizer,
+                    folder,
+                    end_of_document=arguments.end_of_document,
+                )
+            provenance = read_export(folder)
+        except (ValueError, OSError) as error:
+            sys.exit(f"generate: {error}")
+        continuations = generate(folder, prompts, arguments.max_new_tokens)
     result = {
         "checkpoint": provenance["checkpoint"],
         "iteration": provenance["iteration"],
         "max_new_tokens": arguments.max_new_tokens,
-        "continuations": generate(arguments.export, prompts, arguments.max_new_tokens),
+        "continuations": continuations,
     }
     write_json(arguments.output, result)
 

@@ -64,7 +64,7 @@ def page_content(
         "passed": all(verdict["passed"] for verdict in verdicts),
         "held_out": [row for result in held_out for row in tables.held_out_rows(result["groups"])],
         "benchmarks": [row for result in benchmarks for row in tables.benchmark_rows(result)],
-        "samples": tables.sample_rows(samples),
+        "samples": tables.sample_rows(flat(samples)),
         "environment": tables.environment_rows(run),
         "machine": tables.machine_rows(),
         "settings": {
@@ -73,6 +73,11 @@ def page_content(
         },
         "deviations": deviations(),
     }
+
+
+def flat(samples: list[Any]) -> list[dict[str, Any]]:
+    """Returns all samples; a file holds those of one checkpoint or a list of several."""
+    return [sample for part in samples for sample in (part if isinstance(part, list) else [part])]
 
 
 def facts(

@@ -15,6 +15,7 @@ complete; 75 stopped, run again to go on; 17 a loss that is not a number; 1 any 
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -36,6 +37,10 @@ from scripts.train.supervise import Console, StopRequest, Supervisor, remove_old
 STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, try again
 RESTART = 16  # Megatron's rerun state machine: restart me
 RESTART_SECONDS = 10
+ENVIRONMENT = {
+    "CHECKPOINT_KEEP_RECENT": "checkpoint_keep_recent",
+    "CHECKPOINT_CLEANUP_INTERVAL_SECONDS": "checkpoint_cleanup_seconds",
+}
 
 StartRanks = Callable[[list[str]], Ranks]
 
@@ -213,10 +218,21 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def from_environment() -> dict:
+    """Returns the runtime settings that variables of the environment override."""
+    given = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    try:
+        return {ENVIRONMENT[name]: float(value) for name, value in given.items()}
+    except ValueError as error:
+        raise RunError(f"{', '.join(given)}: {error}") from error
+
+
 def launch(args: argparse.Namespace, nodes: Nodes, console: Console) -> int:
     """Trains the phase that the command line names; returns the exit code."""
     run = Run(args.train_name, args.artifacts.resolve())
-    runtime = args.runtime if args.gpus is None else args.runtime | {"gpus": args.gpus}
+    runtime = args.runtime | from_environment()
+    if args.gpus is not None:
+        runtime["gpus"] = args.gpus
     if not nodes.leads:
         return follow(run, runtime, nodes, console)
     with leading(nodes) as announce, only_trainer(run):

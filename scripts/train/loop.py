@@ -257,19 +257,21 @@ def add_saves(plan: dict) -> None:
 
 
 def is_save_due(last_save: float, minutes: float) -> bool:
-    """Says whether the first rank's clock asks for a save; all ranks get the same answer."""
-    if not minutes:
-        return False
-    elapsed = time.monotonic() - last_save
-    due = torch.tensor([elapsed > 60 * minutes], dtype=torch.int, device="cuda")
-    torch.distributed.broadcast(due, 0)
-    return bool(due.item())
+    """Says whether the first rank's clock asks for a save."""
+    return minutes > 0 and first_rank_says(time.monotonic() - last_save > 60 * minutes)
+
+
+def first_rank_says(answer: bool) -> bool:
+    """Returns the first rank's answer on all ranks: they must not part ways."""
+    tensor = torch.tensor([answer], dtype=torch.int, device="cuda")
+    torch.distributed.broadcast(tensor, 0)
+    return bool(tensor.item())
 
 
 def check_disk(folder: Path, needed: int) -> None:
     """Raises TrainingError where a checkpoint of so many bytes has no room."""
     free = shutil.disk_usage(folder).free
-    if free < needed:
+    if first_rank_says(free < needed):
         raise TrainingError(
             f"no room for a checkpoint: it takes {needed / 1e9:.2f} GB, {folder} has "
             f"{free / 1e9:.2f} GB free; make room and run again to go on from the last checkpoint",

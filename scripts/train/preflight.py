@@ -108,9 +108,7 @@ def tokenizer(folder: Path, vocabulary: int) -> Iterator[Finding]:
     try:
         size = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
     except Exception as error:  # the library raises bare Exception
-        yield Finding(
-            "tokenizer", f"{folder}: {error}", "make or download it: snakemake index_phase1"
-        )
+        yield Finding("tokenizer", f"{folder}: {error}", "make or download it: snakemake tokenizer")
         return
     remedy = "take the tokenizer of this model, or set padded_vocab_size in model.yaml"
     value = f"{size:,} tokens, the model has {vocabulary:,}"

@@ -140,7 +140,7 @@ class Supervisor:
         """Removes old checkpoints, and warns while the disk has no room for the next one."""
         if time.monotonic() < self.next_cleanup or not self.ranks.nodes.leads:
             return
-        self.next_cleanup = time.monotonic() + self.runtime.get("checkpoint_cleanup_seconds", 60)
+        self.next_cleanup = time.monotonic() + self.runtime.get("checkpoint_cleanup_seconds", 300)
         removed = remove_old_checkpoints(self.run, self.plan, self.runtime)
         if removed:
             self.console.say(f"old checkpoints removed: {', '.join(map(str, removed))}")
@@ -154,7 +154,7 @@ class Supervisor:
 def remove_old_checkpoints(run: Run, plan: Plan, runtime: dict) -> list[int]:
     """Applies the retention settings; keeps each phase's last and what averaging needs."""
     keep = {*plan.keep, *phase_ends(run)}
-    recent = runtime.get("checkpoint_keep_recent", 3)
+    recent = int(runtime.get("checkpoint_keep_recent", 3))
     return checkpoints.prune(run.checkpoints, recent, keep)
 
 

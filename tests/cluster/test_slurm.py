@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import subprocess
 import time
 
@@ -73,14 +74,13 @@ class Cluster:
         lines = log.read_text().splitlines() if log.exists() else []
         return [record["iteration"] for record in map(json.loads, lines) if "loss" in record]
 
-    def train_until(self, iteration, *arguments):
-        """Starts training and waits for an iteration; returns snakemake and the job's number."""
-        process = self.start("--retries", *arguments, "--", "train_phase1")
+    def job_at(self, iteration, process):
+        """Waits until training has come to an iteration; returns the number of its job."""
         while not any(each >= iteration for each in self.iterations()):
             assert process.poll() is None, self.output()
             time.sleep(0.2)
         [job] = self.slurm.jobs("train")
-        return process, job
+        return job
 
     def limit_to_two_minutes_more(self, job):
         """Lowers the time limit of a job to the next but one full minute of its age."""
@@ -109,12 +109,35 @@ def test_shards_are_converted_by_jobs(cluster):
     assert {path.name for path in logs.iterdir()} == {"part-00000.log", "part-00001.log"}
 
 
-def test_training_survives_scancel_and_its_time_limit_without_losing_a_step(cluster):
+def test_one_allocation_converts_what_is_missing(cluster):
+    folder = cluster.checkout.path / "smoke/data/converted/megatron_phase1"
+    missing = folder / "phase1_part-00001_text_document.bin"
+    times = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.bin")}
+    missing.unlink()
+    files = "--configfile profiles/smoke/config.yaml test.yaml"
+    line = f"{SNAKEMAKE} --cores $SLURM_CPUS_PER_TASK {files} -- converted_phase1"
+    job = ["--ntasks=1", "--cpus-per-task=2", "--mem=2000", f"--chdir={cluster.checkout.path}"]
+    cluster.slurm.call("sbatch", "--wait", *job, "--output=allocation.log", "--wrap", line)
+    assert missing.exists()
+    kept = folder / "phase1_part-00000_text_document.bin"
+    assert kept.stat().st_mtime_ns == times[kept.name]
+
+
+def test_preflight_looks_at_all_nodes_of_a_training_job(cluster):
+    process = cluster.start("preflight")
+    assert process.wait() == 0, cluster.output()
+    report = (cluster.checkout.path / LOGS / "smoke/preflight.log").read_text()
+    assert {"0 of 2", "1 of 2"} == set(re.findall(r"\d of 2(?=:)", report))
+    assert "GB/s over 2 ranks" in report
+
+
+def test_training_survives_cancellation_time_limit_and_preemption_without_losing_a_step(cluster):
     checkpoints = cluster.checkout.path / "smoke/artifacts/checkpoints/smoke"
     tracker = checkpoints / "latest_checkpointed_iteration.txt"
     marker = cluster.checkout.path / "smoke/artifacts/run_state/smoke/phase1.json"
 
-    process, job = cluster.train_until(20, "0")
+    process = cluster.start("--retries=0", "--", "train_phase1")
+    job = cluster.job_at(20, process)
     description = cluster.slurm.call("scontrol", "show", "job", job)
     assert "NumNodes=2" in description
     assert "Comment=rule_train_wildcards_1" in description
@@ -124,10 +147,17 @@ def test_training_survives_scancel_and_its_time_limit_without_losing_a_step(clus
     assert cancelled == cluster.iterations()[-1]
     assert not marker.exists()
 
-    process, job = cluster.train_until(cancelled + 20, "1")
+    process = cluster.start("--retries=2", "--", "train_phase1")
+    job = cluster.job_at(cancelled + 20, process)
     cluster.limit_to_two_minutes_more(job)
+    while job in cluster.slurm.jobs("train"):
+        time.sleep(1)
+    job = cluster.job_at(int(tracker.read_text()) + 20, process)
+    cluster.slurm.call(
+        "sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap", "sleep 1"
+    )
     assert process.wait() == 0, cluster.output()
     assert read_json(marker)["last_iteration"] == ITERATIONS
     assert cluster.iterations() == list(range(1, ITERATIONS + 1))
     log = (cluster.checkout.path / LOGS / "smoke.log").read_text()
-    assert log.count("run again to go on") == 2
+    assert log.count("run again to go on") == 3

@@ -9,8 +9,10 @@ import time
 import psutil
 import pytest
 
-from scripts.common.files import read_json
+from scripts.common.files import read_json, write_json
 from scripts.train import checkpoints
+from scripts.train.launch import from_environment
+from scripts.train.run import RunError
 from tests.train.small_run import ITERATIONS, SmallRun
 
 LAST = sum(ITERATIONS)
@@ -140,6 +142,15 @@ def test_a_changed_setting_is_refused_by_name(copy_of_finished):
     assert "choose another train_name" in output
 
 
+def test_a_marker_that_does_not_belong_to_the_run_is_refused(copy_of_finished):
+    run = copy_of_finished
+    write_json(run.run.marker(1), read_json(run.run.marker(1)) | {"last_iteration": 19})
+    code, output = run.launch(2)
+    assert code == 1
+    assert "says last_iteration 19" in output
+    assert "delete the marker and train phase 1 again" in output
+
+
 def test_a_phase_waits_for_the_one_before(data, tmp_path):
     code, output = SmallRun(data, tmp_path).launch(2)
     assert code == 1
@@ -170,3 +181,11 @@ def test_a_loss_that_is_no_number_stops_with_the_documents(data, tmp_path):
     assert "runtime.skip_iterations" in output
     [listed] = run.run.state.glob("iteration_*_documents.csv")
     assert listed.read_text().startswith("sample,shard,document")
+
+
+def test_variables_of_the_environment_override_settings(monkeypatch):
+    monkeypatch.setenv("CHECKPOINT_KEEP_RECENT", "5")
+    assert from_environment() == {"checkpoint_keep_recent": 5}
+    monkeypatch.setenv("CHECKPOINT_CLEANUP_INTERVAL_SECONDS", "soon")
+    with pytest.raises(RunError, match="CHECKPOINT_CLEANUP_INTERVAL_SECONDS"):
+        from_environment()

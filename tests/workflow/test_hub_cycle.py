@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sysconfig
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -55,8 +56,13 @@ class Cycle:
         settings["runtime"] |= {"gpus": 0, "keep_parquet": False, "convert_threads": 1}
         (self.checkout.path / "config.yaml").write_text(yaml.safe_dump(settings))
 
-    def interrupted(self, number: signal.Signals, seconds: float) -> bool:
-        """Starts the conversion and stops it after a while; says whether it had not ended yet."""
+    def converted(self) -> int:
+        """Counts the shards that are there."""
+        return len(list((self.checkout.path / "data/converted").glob("megatron_phase1/*.idx")))
+
+    def interrupt(self, number: signal.Signals, shards: int, seconds: float) -> None:
+        """Runs the conversion until some more shards are there and a while longer; stops it."""
+        wanted = self.converted() + shards
         with subprocess.Popen(
             self.checkout.command("converted_all"),
             cwd=self.checkout.path,
@@ -65,14 +71,13 @@ class Cycle:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         ) as process:
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, number)
-                process.wait()
-                self.checkout.run("--unlock", "converted_all")
-                return True
-        return False
+            while self.converted() < wanted:
+                assert process.poll() is None
+                time.sleep(0.02)
+            time.sleep(seconds)
+            os.killpg(process.pid, number)
+        assert process.returncode != 0
+        self.checkout.run("--unlock", "converted_all")
 
     def assert_complete_and_exact(self) -> None:
         """Compares each shard with the reference; no Parquet file and no litter may be left."""
@@ -85,8 +90,8 @@ class Cycle:
         assert [path.name for path in (self.checkout.path / "data/parquet").rglob("part*")] == []
 
 
-def run_cycle(folder: Path, monkeypatch, files: int, interruptions: int, seed: int) -> int:
-    """Converts a corpus from the hub with interruptions; returns how many there were."""
+def run_cycle(folder: Path, monkeypatch, files: int, interruptions: int, seed: int) -> None:
+    """Converts a corpus from the hub with interruptions and compares what comes of it."""
     chance = random.Random(seed)
     cycle = Cycle(folder, files)
     content = {f"phase1/{path.name}": path.read_bytes() for path in cycle.sources}
@@ -94,24 +99,23 @@ def run_cycle(folder: Path, monkeypatch, files: int, interruptions: int, seed: i
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
         cycle.checkout.run("manifest_all")
-        done = 0
+        most = files // (interruptions + 1)  # shards until an interruption
         for _ in range(interruptions):
             hub.fail("GET /cdn", cut_after=chance.randrange(20_000))
             hub.fail("GET /cdn", status=503)
             number = chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-            done += cycle.interrupted(number, chance.uniform(3, 15))
+            cycle.interrupt(number, chance.randint(0, most - 1), chance.uniform(0, 1))
         cycle.checkout.run("converted_all")
         cycle.assert_complete_and_exact()
         requests = len(hub.requests)
         cycle.checkout.run("converted_all")
         assert len(hub.requests) == requests
-    return done
 
 
 def test_an_interrupted_download_and_conversion_ends_complete_and_exact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run_cycle(tmp_path, monkeypatch, files=6, interruptions=2, seed=1) > 0
+    run_cycle(tmp_path, monkeypatch, files=6, interruptions=2, seed=1)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,6 @@ def test_other_content_with_an_old_time_stamp_makes_its_shard_stale(converted: C
 def test_another_digest_in_the_source_table_makes_its_shard_stale(converted: Checkout) -> None:
     converted.smoke("manifest_phase1", "--config", "phases=2")
     table = converted.path / PARQUET / "phase1.files.tsv"
-    assert conversions(converted) == 0
     digest = json.loads(shard(converted, "json").read_text())["source"]["sha256"]
     text = re.sub(r"(part-00000.parquet\t\d+\t).*", rf"\g<1>{digest}", table.read_text())
     table.write_text(text)
@@ -119,62 +119,55 @@ def test_what_leaves_content_alone_makes_no_shard_stale(converted: Checkout) -> 
     assert conversions(converted, runtime) == 0
 
 
-@pytest.mark.parametrize("part", ["bin", "idx", "json"])
-def test_a_lost_file_is_made_again(converted: Checkout, part: str) -> None:
-    before = shard(converted, "bin").read_bytes()
-    shard(converted, part).unlink()
-    assert conversions(converted) == 1
-    converted.smoke("converted_all", "--config", "phases=2")
-    assert shard(converted, "bin").read_bytes() == before
-    assert conversions(converted) == 0
+def lose(part: str) -> Callable[[Path], None]:
+    return lambda prefix: prefix.with_name(f"{prefix.name}.{part}").unlink()
 
 
-def damage_truncated(checkout: Checkout) -> None:
-    os.truncate(shard(checkout, "bin"), 100)
+def truncate(part: str, size: int) -> Callable[[Path], None]:
+    return lambda prefix: os.truncate(f"{prefix}.{part}", size)
 
 
-def damage_empty(checkout: Checkout) -> None:
-    os.truncate(shard(checkout, "idx"), 0)
-
-
-def damage_read_only(checkout: Checkout) -> None:
-    os.truncate(shard(checkout, "bin"), 100)
+def make_read_only(prefix: Path) -> None:
+    os.truncate(f"{prefix}.bin", 100)
     for part in ("bin", "idx", "json"):
-        shard(checkout, part).chmod(0o444)
+        Path(f"{prefix}.{part}").chmod(0o444)
 
 
-def damage_foreign_tokenizer(checkout: Checkout) -> None:
-    sidecar = json.loads(shard(checkout, "json").read_text())
+def take_from_another_tokenizer(prefix: Path) -> None:
+    path = Path(f"{prefix}.json")
+    sidecar = json.loads(path.read_text())
     sidecar["recipe"]["tokenizer_sha256"] = "0" * 64
-    shard(checkout, "json").write_text(json.dumps(sidecar))
+    path.write_text(json.dumps(sidecar))
 
 
-def damage_killed_job(checkout: Checkout) -> None:
-    shard(checkout, "idx").unlink()
-    for part in ("bin", "idx", "json"):
-        shard(checkout, f"{part}.partial").write_bytes(b"half")
-    shard(checkout, "lock").touch()
+def kill_its_job(prefix: Path) -> None:
+    Path(f"{prefix}.idx").unlink()
+    for part in ("bin.partial", "idx.partial", "json.partial", "lock"):
+        Path(f"{prefix}.{part}").write_bytes(b"half")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        damage_truncated,
-        damage_empty,
-        damage_read_only,
-        damage_foreign_tokenizer,
-        damage_killed_job,
-    ],
-)
-def test_damage_is_found_and_the_same_command_repairs_it(converted: Checkout, damage) -> None:
-    parts = ("bin", "idx")
-    before = [shard(converted, part).read_bytes() for part in parts]
-    damage(converted)
-    target = "smoke/data/converted/megatron_phase1.manifest.parquet"
-    assert converted.planned(target, "--config", "phases=2").get("convert") == 1
-    converted.smoke(target, "--config", "phases=2")
-    assert [shard(converted, part).read_bytes() for part in parts] == before
-    assert list(shard(converted, "bin").parent.glob("*.partial")) == []
+DAMAGES = [
+    [lose("bin"), lose("idx"), lose("json"), truncate("bin", 100)],
+    [truncate("idx", 0), make_read_only, take_from_another_tokenizer, kill_its_job],
+]
+
+
+@pytest.mark.parametrize("damages", DAMAGES)
+def test_damage_is_found_and_the_same_command_repairs_it(
+    converted: Checkout, damages: list[Callable[[Path], None]]
+) -> None:
+    """Each of the four shards has a damage of its own."""
+    folder = converted.path / CONVERTED
+    indexes = sorted(folder.glob("megatron_phase*/*.idx"))
+    contents = {path: path.read_bytes() for path in folder.glob("megatron_phase*/*_document.*[nx]")}
+    for damage, index in zip(damages, indexes, strict=True):
+        damage(index.with_suffix(""))
+    manifests = [f"{CONVERTED}/megatron_phase{phase}.manifest.parquet" for phase in (1, 2)]
+    assert converted.planned(*manifests, "--config", "phases=2")["convert"] == SHARDS
+    converted.smoke(*manifests, "--config", "phases=2")
+    assert all(path.read_bytes() == content for path, content in contents.items())
+    assert not [*folder.rglob("*.partial"), *folder.rglob("*.lock")]
+    assert conversions(converted) == 0
 
 
 def test_a_link_to_nothing_is_said_by_a_dry_run_and_repaired_by_a_run(converted: Checkout) -> None:

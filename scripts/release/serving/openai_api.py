@@ -144,6 +144,9 @@ async def stream(
     except RequestError as error:  # too late for a status
         yield event({"error": {"message": str(error), "code": error.status}})
         return
+    finally:  # also when the client has left
+        for job in jobs:
+            job.cancelled = True
     if body.stream_options and body.stream_options.include_usage:
         yield event(envelope | {"choices": [], "usage": usage(body, jobs, generated)})
     yield "data: [DONE]\n\n"

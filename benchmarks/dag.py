@@ -1,0 +1,248 @@
+"""What Snakemake itself costs at scale: dry runs and scheduling, this project beside the plain way.
+
+The plain way is what one writes first: a wildcard rule and `expand` over all shards. Both convert
+the same files (of a few bytes) and are called as a user calls them. Every measured command is a
+process of its own: wall and CPU seconds, peak memory, and for runs the jobs that end a second.
+
+    python benchmarks/dag.py                                  # 1,000, 10,000 and 50,000 shards
+    python benchmarks/dag.py --shards 50000 --prefix "taskset -c 0"
+
+States: `done`, all shards finished; `first look`, the same before anything is remembered
+(scripts/data/shards.py); `2 % missing`; `cold`, nothing converted. `run`, jobs that end a second
+with all of them ready and 64 cores; the job itself does nothing but write its files.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts.common.files import sha256  # noqa: E402
+from scripts.data.shards import Phase, conversion_recipe  # noqa: E402
+
+PHASES = 5
+RECIPE = ("text", "<|endoftext|>", "as_text", "error")
+SNAKEMAKE = Path(sys.executable).parent / "snakemake"
+PROGRAM = ("Snakefile", "config.yaml", "rules", "scripts", "profiles", "envs", "docs")
+RUN_SECONDS = 40
+CONTENT = b"tokens"
+
+PLAIN = """
+SHARDS = [f"part-{{number:05d}}" for number in range({shards})]
+PREFIX = "data/converted/megatron_phase{{phase}}/phase{{phase}}_{{shard}}_text_document"
+
+rule converted_all:
+    input:
+        expand(PREFIX + ".bin", phase=range(1, {phases} + 1), shard=SHARDS),
+        expand(PREFIX + ".idx", phase=range(1, {phases} + 1), shard=SHARDS),
+
+rule convert:
+    input:
+        "data/parquet/phase{{phase}}/{{shard}}.parquet",
+    output:
+        bin=PREFIX + ".bin",
+        idx=PREFIX + ".idx",
+    log:
+        "logs/convert/phase{{phase}}/{{shard}}.log",
+    params:
+        text_key="text",
+        end_of_document="<|endoftext|>",
+    shell:
+        "echo tokens | tee {{output}} > {{log}}"
+"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One command: wall seconds, CPU seconds of it and its children, peak memory in MB."""
+
+    wall: float
+    cpu: float
+    memory: float
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shards", type=int, nargs="+", default=[1_000, 10_000, 50_000])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--states", nargs="+", choices=STATES, default=list(STATES))
+    parser.add_argument("--prefix", default="", help="command before each measured one")
+    arguments = parser.parse_args(argv)
+    print("| shards | state | way | wall s | CPU s | memory MB | jobs/s |")
+    print("|---|---|---|---|---|---|---|")
+    for shards in arguments.shards:
+        for way in arguments.ways:
+            with tempfile.TemporaryDirectory(prefix="dag-") as folder:
+                project = WAYS[way](Path(folder), shards // PHASES)
+                for state in arguments.states:
+                    measure(project, state, way, shards, shlex.split(arguments.prefix))
+
+
+def measure(folder: Path, state: str, way: str, shards: int, prefix: list[str]) -> None:
+    """Brings a project to a state and prints the row of it."""
+    STATES[state](folder, shards // PHASES)
+    if state == "run":
+        rate = jobs_per_second(folder, shards, prefix)
+        print(f"| {shards:,} | {state} | {way} | | | | {rate:.1f} |", flush=True)
+        return
+    command = [*prefix, str(SNAKEMAKE), "converted_all", "--dry-run", "--quiet", "rules"]
+    cost = run(command, folder)
+    columns = f"{cost.wall:.1f} | {cost.cpu:.1f} | {cost.memory:.0f}"
+    print(f"| {shards:,} | {state} | {way} | {columns} | |", flush=True)
+
+
+def run(command: list[str], folder: Path) -> Measured:
+    """Runs a command to its end."""
+    start = time.monotonic()
+    with subprocess.Popen(
+        [*command, "--cores", "64"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        errors = process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(errors.decode())
+    wall = time.monotonic() - start
+    return Measured(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def jobs_per_second(folder: Path, shards: int, prefix: list[str]) -> float:
+    """Starts the conversion of everything and counts the jobs that end once the first has."""
+    command = [*prefix, str(SNAKEMAKE), "converted_all", "--cores", "64", "--quiet", "all"]
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        while not finished(folder):
+            time.sleep(0.1)
+        start, first = time.monotonic(), finished(folder)
+        while process.poll() is None and time.monotonic() < start + RUN_SECONDS:
+            time.sleep(0.1)
+        rate = (finished(folder) - first) / (time.monotonic() - start)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return rate
+
+
+def finished(folder: Path) -> int:
+    """Counts the index files that are there."""
+    return sum(1 for _ in (folder / "data/converted").glob("megatron_phase*/*.idx"))
+
+
+def phases(folder: Path) -> Iterator[Phase]:
+    """Yields where the files of each phase lie."""
+    for number in range(1, PHASES + 1):
+        yield Phase(number, str(folder / "data/parquet"), str(folder / "data/converted"))
+
+
+def write_sources(folder: Path, shards: int) -> None:
+    """Writes small files in the place of Parquet files."""
+    for phase in phases(folder):
+        Path(phase.raw_folder).mkdir(parents=True)
+        for number in range(shards):
+            Path(phase.raw(f"part-{number:05d}")).write_bytes(CONTENT)
+
+
+def plain(folder: Path, shards: int) -> Path:
+    """Makes a project of one Snakefile, as one writes it first."""
+    write_sources(folder, shards)
+    (folder / "Snakefile").write_text(PLAIN.format(shards=shards, phases=PHASES))
+    return folder
+
+
+def ours(folder: Path, shards: int) -> Path:
+    """Makes a copy of this project whose conversion only writes its files."""
+    for name in PROGRAM:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, folder / name)
+    rules = folder / "rules/data.smk"
+    program = '"exec python -m scripts.data.convert_phase_to_megatron'
+    text, replaced = re.subn(
+        program, '"echo tokens | tee {output:q} > {log:q} #', rules.read_text()
+    )
+    assert replaced == 1
+    rules.write_text(text)
+    tokenizer = folder / "data/tokenizer"
+    tokenizer.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"):
+        (tokenizer / name).write_text("{}")
+    (folder / "data/converted").mkdir()
+    (folder / "data/converted/tokenizer.json").write_text("{}")
+    write_sources(folder, shards)
+    return folder
+
+
+def convert_all(folder: Path, shards: int) -> None:
+    """Writes all shards as the converter would."""
+    recipe = conversion_recipe(folder / "data/tokenizer", *RECIPE)
+    for phase in phases(folder):
+        Path(phase.folder).mkdir(parents=True, exist_ok=True)
+        digest = sha256(Path(phase.raw("part-00000")))
+        sidecar = {
+            "source": {"bytes": len(CONTENT), "sha256": digest},
+            "bin": {"bytes": len(CONTENT)},
+            "idx": {"bytes": len(CONTENT)},
+            "recipe": recipe,
+        }
+        text = json.dumps(sidecar | {"rest": "x" * 600})  # as long as a real one
+        for number in range(shards):
+            files = phase.files(f"part-{number:05d}")
+            for path in files:
+                Path(path).write_text(text if path.endswith(".json") else CONTENT.decode())
+
+
+def forget(folder: Path, shards: int) -> None:
+    """Forgets what was remembered of finished shards."""
+    for path in (folder / "data/converted").glob("*.checked.json"):
+        path.unlink()
+
+
+def lose_some(folder: Path, shards: int) -> None:
+    """Deletes every fiftieth shard."""
+    for phase in phases(folder):
+        for number in range(0, shards, 50):
+            for path in phase.files(f"part-{number:05d}"):
+                Path(path).unlink()
+
+
+def lose_all(folder: Path, shards: int) -> None:
+    """Deletes all shards."""
+    for phase in phases(folder):
+        shutil.rmtree(phase.folder, ignore_errors=True)
+
+
+def nothing(folder: Path, shards: int) -> None:
+    """Leaves the project as the state before has left it."""
+
+
+STATES: dict[str, Callable[[Path, int], None]] = {
+    "first look": convert_all,
+    "done": nothing,
+    "2 % missing": lose_some,
+    "cold": lose_all,
+    "run": nothing,
+}
+WAYS: dict[str, Callable[[Path, int], Path]] = {"plain": plain, "ours": ours}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""What jobs would ask Slurm for, as a dry run says it."""
+
+import re
+
+import pytest
+import yaml
+
+from tests.workflow.conftest import copy_program
+
+SETTINGS = {
+    "runtime": {"gpus": 8, "nodes": 4},
+    "cluster": {
+        "account": "physics",
+        "partition": "cpu",
+        "minutes": 60,
+        "train": {"partition": "gpu", "minutes": 720, "save_minutes": 5, "cpus": 32},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def resources(tmp_path_factory):
+    """The resources of the first job of each rule."""
+    checkout = copy_program(tmp_path_factory.mktemp("resources") / "checkout")
+    (checkout.path / "test.yaml").write_text(yaml.safe_dump(SETTINGS))
+    files = ("--configfile", "profiles/smoke/config.yaml", "test.yaml")
+    output = checkout.run("--dry-run", *files, "--quiet", "host", "--", "train_phase1")
+    found = re.findall(r"^rule (\w+):\n(?:    .*\n)*?    resources: (.*)$", output, re.MULTILINE)
+    return {
+        rule: dict(word.split("=", 1) for word in line.split(", ") if "=" in word)
+        for rule, line in reversed(found)
+    }
+
+
+def test_every_job_goes_where_the_settings_say(resources):
+    for rule in ("convert", "phase_manifest", "phase_index"):
+        assert resources[rule]["slurm_account"] == "physics"
+        assert resources[rule]["slurm_partition"] == "cpu"
+        assert resources[rule]["runtime"] == "60"
+
+
+def test_training_is_one_job_of_all_nodes(resources):
+    train = resources["train"]
+    assert train["slurm_account"] == "physics"
+    assert train["slurm_partition"] == "gpu"
+    assert train["runtime"] == "720"
+    assert (train["nodes"], train["tasks"], train["gpu"]) == ("4", "4", "32")
+    assert train["cpus_per_task"] == "32"
+    options = train["slurm_extra"].split()
+    assert options == ["--signal=TERM@300", "--ntasks-per-node=1", "--gpus-per-node=8"]
+    assert "--nodes=4 --ntasks=4 --ntasks-per-node=1" in train["on_each_node"]
