@@ -12,7 +12,7 @@ from scripts.train import checkpoints
 from scripts.train.nodes import Nodes, find_nodes, leading
 from scripts.train.run import RunError
 from tests.cluster.namespaces import missing, two_machines
-from tests.train.small_run import ROOT, RUNTIME, SmallRun, write_data
+from tests.train.small_run import ITERATIONS, ROOT, RUNTIME, SmallRun, write_data
 
 needs_namespaces = pytest.mark.skipif(missing() is not None, reason=f"needs {missing()}")
 SECONDS = 300
@@ -48,7 +48,7 @@ def test_two_nodes_train_the_batches_of_one_and_survive_the_loss_of_one(data, tm
         said = [each.communicate(timeout=SECONDS)[0] for each in launchers]
     assert [each.returncode for each in launchers] == [0, 0], said
     assert "going on after" in said[0]
-    assert read_json(run.run.marker(1))["last_iteration"] == 8
+    assert read_json(run.run.marker(1))["last_iteration"] == ITERATIONS[0]
 
     alone = SmallRun(data, tmp_path / "one")
     code, output = alone.launch(1)
