@@ -9,6 +9,8 @@ rule profile_point:
         f"{PROFILE}/points/{{point}}.json",
     log:
         f"{PROFILE}/logs/{{point}}.log",
+    wildcard_constraints:
+        point=r"[^/]+",
     conda:
         "../envs/python.yaml"
     resources:
@@ -17,8 +19,6 @@ rule profile_point:
         model=config["model"],
         settings=lambda wildcards: canonical_json(profile_points()[wildcards.point]),
         steps=lambda wildcards: load_profiling(config["model"])["steps"],
-    wildcard_constraints:
-        point=r"[^/]+",
     shell:
         "exec python -m scripts.profiling.point --model {params.model:q} --gpus {resources.gpu}"
         " --settings {params.settings:q} --steps {params.steps} --output {output:q}"
