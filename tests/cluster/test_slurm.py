@@ -38,6 +38,15 @@ IMPATIENT = (
     "--latency-wait=5",
 )
 LOGS = "smoke/artifacts/logs"
+# Shows which GPUs the launchers of a training job would see.
+PROBE = """
+
+rule probe:
+    resources:
+        **train_resources(),
+    shell:
+        "{resources.on_each_node} sh -c 'echo $SLURM_PROCID $CUDA_VISIBLE_DEVICES' > probe.txt"
+"""
 
 
 def replace(path, old, new):
@@ -55,6 +64,8 @@ class Cluster:
         parameters = checkout.path / "scripts/params/cpu_smoke"
         replace(parameters / "data.yaml", "{iterations: 60}", f"{{iterations: {ITERATIONS}}}")
         replace(parameters / "model.yaml", "num_layers: 2", "num_layers: 4")  # slow enough to stop
+        with (checkout.path / "Snakefile").open("a") as file:
+            file.write(PROBE)
         (checkout.path / "test.yaml").write_text(yaml.safe_dump(SETTINGS))
 
     def start(self, *arguments):
@@ -127,6 +138,14 @@ def test_one_allocation_converts_what_is_missing(cluster):
     assert missing.exists()
     kept = folder / "phase1_part-00000_text_document.bin"
     assert kept.stat().st_mtime_ns == times[kept.name]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_training_gets_all_gpus_of_each_node(cluster, nodes):
+    process = cluster.start("--config", f'runtime={{"gpus": 8, "nodes": {nodes}}}', "--", "probe")
+    assert process.wait() == 0, cluster.output()
+    lines = (cluster.checkout.path / "probe.txt").read_text().splitlines()
+    assert sorted(lines) == [f"{node} 0,1,2,3,4,5,6,7" for node in range(nodes)]
 
 
 def test_preflight_looks_at_all_nodes_of_a_training_job(cluster):
