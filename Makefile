@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 
 smoke: $(VENV)/installed
 	$(BIN)/snakemake --profile profiles/smoke
-	$(BIN)/snakemake --profile profiles/smoke --report smoke/report.html
+	$(BIN)/snakemake --profile profiles/smoke --report smoke/report.html \
+	  --report-stylesheet docs/report/style.css
 	@$(BIN)/python -m scripts.report.summary --artifacts smoke/artifacts \
 	  --converted smoke/data/converted --train-name smoke --report smoke/report.html
 

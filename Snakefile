@@ -20,6 +20,7 @@ include: "rules/train.smk"
 include: "rules/release.smk"
 include: "rules/evaluate.smk"
 include: "rules/report.smk"
+include: "rules/profiling.smk"
 
 
 rule all:

@@ -21,6 +21,7 @@ from scripts.common.files import canonical_json, digest, read_json
 from scripts.common.machine import MachineError, check_megatron, check_python
 from scripts.common.settings import SettingsError, check, load_parameters, phase_recipe
 from scripts.data.shards import configured_phase, configured_recipe
+from scripts.profiling.sweep import load_profiling, points
 from scripts.report.hooks import message
 from scripts.report.notify import notify
 from scripts.report.pending import conversion_in_words, training_in_words
@@ -111,6 +112,7 @@ FIGURES = {
 }
 OVERVIEW = f"{REPORT}/overview.html"
 SHARDS = f"{REPORT}/shards.csv"
+PROFILE = f"{ARTIFACTS}/profile/{config['model']}"
 
 
 wildcard_constraints:
@@ -142,6 +144,12 @@ def ignore_changed_input_lists():
     """Drops Snakemake's `input` trigger: finished shards are left out of input lists on purpose."""
     settings = workflow.dag_settings
     settings.rerun_triggers = frozenset(settings.rerun_triggers) - {RerunTrigger.INPUT}
+
+
+@cache
+def profile_points():
+    """The settings of every point that `snakemake profile` measures, by name."""
+    return points(load_profiling(config["model"]))
 
 
 def tell(event, logs=()):

@@ -8,7 +8,7 @@ training reads from the beginning to the end:
         --output-dir data/converted/sorted
 
 writes <output-dir>/megatron_phase3/…, its manifest and its index, which stands for the original
-one: the same samples, token by token, the same documents held out.
+one: the same samples, token by token, the same documents held out. A run may go on with either.
 
 Both passes read and write in long stretches. The first deals the shards' documents out to one file
 for each new shard; the second puts each of those files, which fit into memory, into order. Needs as
@@ -29,11 +29,22 @@ from scripts.common.files import digest, sha256, write_json
 from scripts.data.megatron_format import index_bytes
 from scripts.data.phase_index import array_file, folder_of, publish
 from scripts.data.phase_manifest import Manifest, build_manifest
-from scripts.data.phase_reader import FORMAT_VERSION, PhaseIndex, read_index
+from scripts.data.phase_reader import PhaseIndex, read_index
 from scripts.data.shard_files import ShardFiles, writing
 from scripts.data.shards import Phase
 
 COPIED = ("lengths", "ranks", "train_samples", "valid_samples", "train_shuffle")
+# The digest stays: it names what is trained on, which is the same, so a run can go on with either.
+KEPT = (
+    "format_version",
+    "digest",
+    "order",
+    "seed",
+    "sequence_length",
+    "validation_fraction",
+    "train",
+    "valid",
+)
 CHUNK = 10_000_000  # documents looked at in one go
 
 
@@ -160,9 +171,7 @@ def write_sorted_index(
     index: PhaseIndex, borders: list[int], manifest: Manifest, output_dir: Path
 ) -> PhaseIndex:
     """Writes the index of the sorted shards: the original's but for where the documents lie."""
-    kept = ("order", "seed", "sequence_length", "validation_fraction", "train", "valid")
-    facts = {name: index.facts[name] for name in kept}
-    facts |= {"format_version": FORMAT_VERSION, "sorted_from": index.facts["digest"]}
+    facts = {name: index.facts[name] for name in KEPT}
     content = digest(facts | {"manifest": manifest.digest})
     output = output_dir / f"megatron_phase{manifest.phase}.index.json"
     folder, count = folder_of(output, content), manifest.documents
@@ -179,7 +188,7 @@ def write_sorted_index(
             lengths = index.array("lengths")[first:last]
             documents[first:last] = np.arange(first, last, dtype=np.int32)
             offsets[first:last] = (np.cumsum(lengths, dtype=np.int64) - lengths) * itemsize
-    return publish(output, folder, manifest, facts | {"digest": content})
+    return publish(output, folder, manifest, facts)
 
 
 def main(argv: list[str] | None = None) -> None:

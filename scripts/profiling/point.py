@@ -112,7 +112,11 @@ def measure(
             ).returncode
         if report.exists():
             return {"status": "measured", **summary(read_json(report))}
-    text = log.read_text(errors="replace")
+    return outcome_of_failure(log.read_text(errors="replace"), code)
+
+
+def outcome_of_failure(text: str, code: int) -> dict:
+    """Reads from a failed point's output whether the memory was short, or else the error."""
     if any(sign in text for sign in OUT_OF_MEMORY):
         return {"status": "out of memory"}
     lines = [line for line in text.splitlines() if line.strip()] or [f"exit code {code}"]
@@ -157,11 +161,16 @@ def machine() -> dict:
     return {"device": device, "peak_tflops": peak, **versions}
 
 
+def json_or_file(text: str) -> dict:
+    """Reads settings that are given as JSON, or as a file that holds it."""
+    return json.loads(text) if text.startswith("{") else read_json(Path(text))
+
+
 def main(argv: list[str] | None = None) -> None:
     """Measures the point and writes its record."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True, help="a folder of scripts/params")
-    parser.add_argument("--settings", type=json.loads, default={}, help="JSON: changes to DEFAULTS")
+    parser.add_argument("--settings", type=json_or_file, default={}, help="JSON, or its file")
     parser.add_argument("--gpus", type=int, default=1, help="0: the CPU")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--trace-dir", type=Path, help="profile the last step into this folder")

@@ -2,9 +2,9 @@
 
     python scripts/profiling/steps.py --report FILE.json MEGATRON_ARGUMENT …
 
-scripts/profiling/point.py starts it in a process of its own, since one that has run out of GPU memory
-cannot measure again. Tokens are random, or those of --tokens FILE.npy. With --trace-dir the last step
-runs under torch's profiler.
+scripts/profiling/point.py starts it in a process of its own, since one that has run out of GPU
+memory cannot measure again. Tokens are random, or those of --tokens FILE.npy. With --trace-dir the
+last step runs under torch's profiler.
 """
 
 import argparse

@@ -51,6 +51,7 @@ def check_identity(run: Run, plan: Plan, recipe: dict, index: dict, tokenizer: P
     identity = identity_of(plan.phase, recipe, index, tokenizer)
     check_tokenizer(index, identity["run"]["tokenizer_sha256"], tokenizer)
     record = read_record(run)
+    check_marker_before(run, plan, record)
     phase = record["phases"].get(str(plan.phase))
     if record["identity"] is not None:
         refuse_difference(run, f"run {run.name}", record["identity"], identity["run"])
@@ -70,6 +71,22 @@ def check_identity(run: Run, plan: Plan, recipe: dict, index: dict, tokenizer: P
         "environment": environment(),
     }
     write_json(run.record, record)
+
+
+def check_marker_before(run: Run, plan: Plan, record: dict) -> None:
+    """Refuses a phase whose predecessor's marker and the run's own record do not agree."""
+    before = plan.phase - 1
+    if before == 0:
+        return
+    recorded = record["phases"].get(str(before), {})
+    marker = read_json(run.marker(before))
+    for name in ("last_iteration", "checkpoint_sha256"):
+        if marker[name] != recorded.get(name):
+            raise RunError(
+                f"{run.marker(before)} says {name} {marker[name]}, the run's record {run.record} "
+                f"says {recorded.get(name)}: delete the marker and train phase {before} again, "
+                "which costs a second where it is complete"
+            )
 
 
 def read_record(run: Run) -> dict:

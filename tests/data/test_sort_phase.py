@@ -43,6 +43,7 @@ def test_the_sorted_phase_gives_the_same_samples(tmp_path, monkeypatch, order, d
     result = sort_phase.sort_phase(index, tmp_path / "sorted", shard_mb, buffer_mb=0.002)
     assert len(result.manifest) == 5
     assert list(samples(result)) == list(samples(index))
+    assert result.facts["digest"] == index.facts["digest"]
     np.testing.assert_array_equal(
         result.array("documents"), np.arange(index.manifest.documents, dtype=np.int32)
     )

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from scripts.common.files import read_json
+from scripts.common.files import read_json, write_json
 from scripts.train import checkpoints
 from scripts.train.launch import from_environment
 from scripts.train.run import RunError
@@ -140,6 +140,15 @@ def test_a_changed_setting_is_refused_by_name(copy_of_finished):
     assert code == 1
     assert "hparams.optimizer.adam_beta2: was 0.95, is 0.99" in output
     assert "choose another train_name" in output
+
+
+def test_a_marker_that_does_not_belong_to_the_run_is_refused(copy_of_finished):
+    run = copy_of_finished
+    write_json(run.run.marker(1), read_json(run.run.marker(1)) | {"last_iteration": 19})
+    code, output = run.launch(2)
+    assert code == 1
+    assert "says last_iteration 19" in output
+    assert "delete the marker and train phase 1 again" in output
 
 
 def test_a_phase_waits_for_the_one_before(data, tmp_path):

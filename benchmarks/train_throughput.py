@@ -1,0 +1,161 @@
+"""Training speed on one GPU: our layers beside Megatron's, Transformer Engine and transformers.
+
+    python benchmarks/train_throughput.py [--model qwen3_1p7b] [--repeats 2] [--output FILE.md]
+
+All train the same model on the same random tokens with the same global batch, one after the other,
+each in a process of its own; every contender runs `--repeats` times. Rates use Megatron's count of
+operations. A contender that is not installed, or that runs out of memory, is a row that says so.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from scripts.common.files import replacing
+from scripts.common.settings import load_parameters
+from scripts.profiling.point import DEFAULTS, WARM_UP_STEPS, machine, measure
+
+ROOT = Path(__file__).resolve().parents[1]
+CONTENDERS = {
+    "Megatron, local layers": {"layers": "local", "micro_batch_size": 1},
+    "Megatron + Transformer Engine": {"layers": "transformer_engine", "micro_batch_size": 4},
+    "Megatron, this project's layers, micro batch 4": {"layers": "fast", "micro_batch_size": 4},
+    "Megatron, this project's layers, micro batch 8": {"layers": "fast", "micro_batch_size": 8},
+}
+PEER = "transformers + SDPA + torch.compile"
+PEER_MICRO_BATCH_SIZE = 2
+
+
+def train_peer(parameters: dict, device: str, steps: int, global_batch_size: int) -> list[float]:
+    """Trains transformers' Qwen3 as its users would; returns the seconds of each step.
+
+    fp32 weights under bf16 autocast, SDPA, torch.compile, fused AdamW, gradient accumulation.
+    """
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    model, length = parameters["model"], parameters["hparams"]["sequence_length"]
+    config = Qwen3Config(
+        vocab_size=model["padded_vocab_size"],
+        hidden_size=model["hidden_size"],
+        intermediate_size=model["ffn_hidden_size"],
+        num_hidden_layers=model["num_layers"],
+        num_attention_heads=model["num_attention_heads"],
+        num_key_value_heads=model["num_query_groups"],
+        head_dim=model["kv_channels"],
+        max_position_embeddings=model["max_position_embeddings"],
+        rms_norm_eps=model["norm_epsilon"],
+        attn_implementation="sdpa",
+        use_cache=False,
+        tie_word_embeddings=False,
+    )
+    with torch.device(device):
+        peer = Qwen3ForCausalLM(config)
+    step_model = torch.compile(peer) if device == "cuda" else peer
+    optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
+    micro_batches = global_batch_size // PEER_MICRO_BATCH_SIZE
+    seconds = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        for _ in range(micro_batches):
+            shape = (PEER_MICRO_BATCH_SIZE, length)
+            tokens = torch.randint(config.vocab_size, shape, device=device)
+            with torch.autocast(device, torch.bfloat16):
+                loss = step_model(input_ids=tokens, labels=tokens).loss / micro_batches
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def peer_record(options: argparse.Namespace, flop_per_token: float) -> dict:
+    """Runs the peer in a process of its own, whose memory is free afterwards."""
+    command = [sys.executable, __file__, "--model", options.model, "--gpus", str(options.gpus)]
+    command += ["--steps", str(options.steps), "--peer"]
+    command += ["--global-batch-size", str(options.global_batch_size)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if result.returncode:
+        return {"status": (result.stderr.strip().splitlines() or ["failed"])[-1][:80]}
+    seconds = sorted(json.loads(result.stdout.splitlines()[-1])[WARM_UP_STEPS:])
+    length = load_parameters(options.model)["hparams"]["sequence_length"]
+    rate = options.global_batch_size * length / seconds[len(seconds) // 2]
+    tflops = rate * flop_per_token / 1e12
+    return {"status": "measured", "tokens_per_second": rate, "tflops": tflops}
+
+
+def megatron_record(options: argparse.Namespace, settings: dict) -> dict:
+    """Measures one of Megatron's contenders."""
+    settings = {**DEFAULTS, "global_batch_size": options.global_batch_size, **settings}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        return measure(
+            load_parameters(options.model), settings, options.gpus, options.steps, log, []
+        )
+
+
+def row(name: str, records: list[dict]) -> str:
+    """Returns a contender's row: its best run, and the spread of its runs."""
+    measured = [record for record in records if record["status"] == "measured"]
+    if not measured:
+        status = records[0]["status"]
+        return f"| {name} | {records[0].get('error', status)} | | | |"
+    best = max(measured, key=lambda record: record["tflops"])
+    spread = best["tflops"] - min(record["tflops"] for record in measured)
+    memory = f"{best['peak_memory_gib']:.0f} GiB" if "peak_memory_gib" in best else ""
+    rate = f"{best['tokens_per_second']:,.0f}"
+    return f"| {name} | {best['tflops']:.4g} | {spread:.2g} | {rate} | {memory} |"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Prints the table, and writes it to --output."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="qwen3_1p7b", help="a folder of scripts/params")
+    parser.add_argument("--gpus", type=int, default=1, choices=[0, 1], help="0: the CPU")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--global-batch-size", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--output", type=Path, help="Markdown")
+    parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.peer:
+        parameters = load_parameters(options.model)
+        device = "cuda" if options.gpus else "cpu"
+        print(json.dumps(train_peer(parameters, device, options.steps, options.global_batch_size)))
+        return
+
+    records = {
+        name: [megatron_record(options, settings) for _ in range(options.repeats)]
+        for name, settings in CONTENDERS.items()
+    }
+    sizes = next(
+        (run for runs in records.values() for run in runs if run["status"] == "measured"), None
+    )
+    if sizes is None:
+        parser.exit(1, f"No contender could be measured: {records}\n")
+    flop_per_token = sizes["flop_per_step"] / sizes["tokens_per_step"]
+    records[PEER] = [peer_record(options, flop_per_token) for _ in range(options.repeats)]
+    lines = [
+        f"{options.model}, global batch {options.global_batch_size}, {machine()}",
+        "",
+        "| | TFLOP/s a GPU | spread | tokens/s a GPU | memory |",
+        "|---|---|---|---|---|",
+        *(row(name, runs) for name, runs in records.items()),
+    ]
+    print("\n".join(lines))
+    if options.output:
+        with replacing(options.output) as path:
+            path.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

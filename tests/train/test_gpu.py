@@ -1,0 +1,58 @@
+"""The launcher on GPUs: pytest -m gpu tests/train/test_gpu.py."""
+
+import signal
+
+import pytest
+
+from scripts.train import checkpoints
+from tests.train.small_run import ITERATIONS, SmallRun
+from tests.train.test_launch import wait_for_step
+
+pytestmark = pytest.mark.gpu
+
+MODEL = {
+    "num_layers": 2,
+    "hidden_size": 256,
+    "ffn_hidden_size": 768,
+    "num_attention_heads": 4,
+    "num_query_groups": 2,
+    "kv_channels": 64,
+}
+
+
+@pytest.fixture
+def run(data, tmp_path):
+    torch = pytest.importorskip("torch")
+    result = SmallRun(data, tmp_path)
+    result.parameters["model"] |= MODEL
+    result.parameters["hparams"]["precision"] = "bf16"
+    gpus = max(count for count in (1, 2, 4, 8) if count <= torch.cuda.device_count())
+    result.runtime |= {"gpus": gpus, "micro_batch_size": 1}
+    return result
+
+
+def test_a_stopped_training_resumes_and_ends_its_phases(run):
+    process = run.start(1)
+    wait_for_step(run, 1, process)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 75, output
+    reached = checkpoints.tracked_iteration(run.run.checkpoints)
+    code, output = run.launch(1)
+    assert code == 0, output
+    assert f"going on after {reached}" in output
+    code, output = run.launch(2)
+    assert code == 0, output
+    steps = run.steps()
+    assert sorted(steps) == list(range(1, sum(ITERATIONS) + 1))
+    assert steps[sum(ITERATIONS)][0] < steps[1][0] - 0.5
+
+
+def test_fewer_gpus_go_on_with_the_same_run(run):
+    if run.runtime["gpus"] < 2:
+        pytest.skip("needs two GPUs")
+    code, output = run.launch(1)
+    assert code == 0, output
+    run.runtime["gpus"] //= 2
+    code, output = run.launch(2)
+    assert code == 0, output
