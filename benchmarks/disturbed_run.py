@@ -24,7 +24,7 @@ MOMENTS = ("start", "step", "save", "phase change")
 CHECKPOINT_INTERVAL = 4
 DAMAGES = ("empty tracker", "torn tracker", "missing tracker", "corrupted file")
 TIMEOUT = 1800
-POLL_SECONDS = 0.005
+POLL_SECONDS = 0.01
 NEAR = 8  # iterations
 
 
@@ -117,7 +117,7 @@ class DisturbedRun:
     def is_near_end_of_phase(self) -> bool:
         """Says whether a phase ends within the next iterations."""
         reached = newest_whole(self.run)
-        return any(0 <= end - reached <= NEAR for end in self.ends)
+        return any(0 < end - reached <= NEAR for end in self.ends)
 
     def is_saving(self) -> bool:
         """Says whether a checkpoint is being written."""
