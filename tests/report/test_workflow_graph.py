@@ -1,6 +1,6 @@
 import networkx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts.report.workflow_graph import diagram, direct, insert, stages
@@ -8,6 +8,7 @@ from scripts.report.workflow_graph import diagram, direct, insert, stages
 FORWARD = st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda edge: edge[0] < edge[1])
 
 
+@settings(deadline=None)
 @given(st.sets(FORWARD, max_size=30))
 def test_arrows_that_follow_from_others_are_left_out(edges):
     names = {(str(first), str(second)) for first, second in edges}
