@@ -10,12 +10,11 @@ NODES = config["runtime"]["nodes"]
 os.environ.update(CLUSTER["environment"])
 
 # Starts a command once on each node of a Slurm job, and as it is elsewhere. A step of its own gets
-# Slurm's signals directly; Snakemake, which runs the shell, would keep them to itself. An image is
-# entered inside of it, since there is no srun in one.
+# Slurm's signals directly; Snakemake, which runs the shell, would keep them to itself. The step uses
+# all that the job has on a node. An image is entered inside of it, since there is no srun in one.
 ON_EACH_NODE = (
     "${SLURM_JOB_ID:+srun --overlap --cpu-bind=none --unbuffered"
-    f" --nodes={NODES} --ntasks={NODES} --ntasks-per-node=1"
-    f" --cpus-per-task={CLUSTER['train']['cpus']}}}"
+    f" --nodes={NODES} --ntasks={NODES} --ntasks-per-node=1}}"
     + (
         f" apptainer exec --nv {shlex.quote(CLUSTER['image'])}"
         if CLUSTER["image"]

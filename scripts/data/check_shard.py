@@ -22,6 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from scripts.common.files import read_json, sha256
+from scripts.data.conversion import rank_range
 from scripts.data.engines import TokenizerFolder
 from scripts.data.megatron_format import read_index
 from scripts.data.parquet_text import ParquetTexts
@@ -129,12 +130,7 @@ def wrong_ranks(shard: ShardFiles, sidecar: dict) -> Iterator[str]:
             yield f"{shard.ranks} is there, but the sidecar knows no ranks"
         return
     ranks = np.load(shard.ranks)
-    known = ranks[np.isfinite(ranks)]
-    actual = {
-        "min": known.min() if known.size else None,
-        "max": known.max() if known.size else None,
-        "missing": ranks.size - known.size,
-    }
+    actual = rank_range(ranks)
     if ranks.dtype != np.float64 or ranks.shape != (sidecar["documents"],):
         yield f"{shard.ranks}: {ranks.dtype} {ranks.shape} for {sidecar['documents']} documents"
     elif actual != sidecar["rank"]:

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -96,6 +97,23 @@ class Tokens:
     counts: Counter
 
 
+@dataclass(frozen=True)
+class Content:
+    """What a shard's `.bin` holds.
+
+    Attributes:
+        counts: what the sidecar counts.
+        lengths: tokens of each document, its end included, int32 (documents,).
+        ranks: float64 (documents,), or None.
+        bin_sha256: the file's digest.
+    """
+
+    counts: Counter
+    lengths: np.ndarray
+    ranks: np.ndarray | None
+    bin_sha256: str
+
+
 def convert(
     path: Path,
     shard: ShardFiles,
@@ -112,13 +130,13 @@ def convert(
         ValueError: the file, or a document in it, cannot be used.
         OSError: reading or writing failed; nothing is left under the final names.
     """
-    with writing(shard) as partial:
+    with writing(shard) as unfinished:
         try:
-            return write_shard(path, partial, how, settings, pool, progress)
+            return write_shard(path, unfinished, how, settings, pool, progress)
         except (Inexact, EngineError) as error:
             if not how.fallback:
                 raise
-            return write_shard(path, partial, how.on_reference(error), settings, pool, progress)
+            return write_shard(path, unfinished, how.on_reference(error), settings, pool, progress)
 
 
 def write_shard(
@@ -137,26 +155,13 @@ def write_shard(
         settings.recipe["text_key"],
         replace_invalid_utf8=settings.recipe["invalid_utf8"] == "replace",
     )
-    counts, lengths, ranks, digest = Counter(), [], [], sha256()
-
-    def work(first: int, table: pa.Table) -> Tokens:
-        return tokenize(how, source, first, table)
-
     source_digest = pool.submit(files.sha256, path)
-    with shard.bin.open("wb") as file:
-        for tokens in in_order(pool, source, settings, work):
-            file.write(tokens.ids.data)
-            digest.update(tokens.ids.data)
-            counts.update(tokens.counts)
-            lengths.append(tokens.lengths)
-            ranks.append(tokens.ranks)
-            progress(tokens.counts["rows"])
+    content = write_tokens(shard.bin, source, how, settings, pool, progress)
     if file_state(path) != state:
         raise ValueError(f"{path} changed while it was read; run again when it is complete")
-
-    dtype = how.tokenizer.dtype
-    index = index_bytes(np.concatenate([np.empty(0, np.int32), *lengths]), dtype)
+    index = index_bytes(content.lengths, how.tokenizer.dtype)
     shard.idx.write_bytes(index)
+    rank = None if content.ranks is None else write_ranks(shard.ranks, content.ranks)
     sidecar = {
         "recipe": settings.recipe,
         "source": {
@@ -164,26 +169,53 @@ def write_shard(
             "bytes": path.stat().st_size,
             "sha256": source_digest.result(),
         },
-        "rows": counts["rows"],
-        "documents": counts["documents"],
-        "tokens": counts["tokens"],
-        "skipped": {"null": counts["null"], "empty": counts["empty"]},
-        "invalid_utf8": counts["invalid_utf8"],
-        "special_token_text": counts["special_token_text"],
+        "rows": content.counts["rows"],
+        "documents": content.counts["documents"],
+        "tokens": content.counts["tokens"],
+        "skipped": {key: content.counts[key] for key in ("null", "empty")},
+        "invalid_utf8": content.counts["invalid_utf8"],
+        "special_token_text": content.counts["special_token_text"],
         "end_of_document_id": how.end_of_document_id,
         "tokenizer_sha256": how.tokenizer.sha256,
         "engine": how.engine.name,
         "engine_version": how.engine.version,
         "fell_back": how.fell_back,
-        "audited": counts["audited"],
-        "dtype": dtype.name,
-        "bin": {"bytes": shard.bin.stat().st_size, "sha256": digest.hexdigest()},
+        "audited": content.counts["audited"],
+        "dtype": how.tokenizer.dtype.name,
+        "bin": {"bytes": shard.bin.stat().st_size, "sha256": content.bin_sha256},
         "idx": {"bytes": len(index), "sha256": sha256(index).hexdigest()},
-        "rank": write_ranks(shard.ranks, ranks) if source.has_rank else None,
+        "rank": rank,
         "seconds": round(time.monotonic() - started, 3),
     }
     shard.sidecar.write_text(json.dumps(sidecar, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return sidecar
+
+
+def write_tokens(
+    path: Path,
+    source: ParquetTexts,
+    how: Tokenization,
+    settings: Settings,
+    pool: ThreadPoolExecutor,
+    progress: Callable[[int], object],
+) -> Content:
+    """Writes `.bin` and returns what the other files of the shard need."""
+    counts, lengths, ranks, digest = Counter(), [np.empty(0, np.int32)], [np.empty(0)], sha256()
+    with path.open("wb") as file:
+        for tokens in in_order(pool, source, settings, partial(tokenize, how, source)):
+            file.write(tokens.ids.data)
+            digest.update(tokens.ids.data)
+            counts.update(tokens.counts)
+            lengths.append(tokens.lengths)
+            if tokens.ranks is not None:
+                ranks.append(tokens.ranks)
+            progress(tokens.counts["rows"])
+    return Content(
+        counts,
+        np.concatenate(lengths),
+        np.concatenate(ranks) if source.has_rank else None,
+        digest.hexdigest(),
+    )
 
 
 def in_order(
@@ -262,14 +294,18 @@ def file_state(path: Path) -> tuple[int, int, int]:
     return state.st_ino, state.st_size, state.st_mtime_ns
 
 
-def write_ranks(path: Path, ranks: list[np.ndarray]) -> dict[str, float | int | None]:
+def write_ranks(path: Path, ranks: np.ndarray) -> dict[str, float | int | None]:
     """Writes the documents' ranks, float64 (documents,); returns their range and the gaps."""
-    joined = np.concatenate([np.empty(0), *ranks])
     with path.open("wb") as file:
-        np.save(file, joined)
-    known = joined[np.isfinite(joined)]
+        np.save(file, ranks)
+    return rank_range(ranks)
+
+
+def rank_range(ranks: np.ndarray) -> dict[str, float | int | None]:
+    """Returns the range of the ranks, float64 (documents,), and how many are missing."""
+    known = ranks[np.isfinite(ranks)]
     return {
         "min": known.min() if known.size else None,
         "max": known.max() if known.size else None,
-        "missing": joined.size - known.size,
+        "missing": ranks.size - known.size,
     }

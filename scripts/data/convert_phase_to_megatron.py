@@ -16,6 +16,7 @@ converted does not keep the others from it.
 import argparse
 import signal
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -111,13 +112,15 @@ def convert_all(arguments: argparse.Namespace, inputs: list[Path]) -> list[str]:
         batch_rows=arguments.batch_size,
         threads=arguments.workers_per_shard,
     )
+    shards = [shard_files(arguments, path) for path in inputs]
+    if twice := [shard for shard, count in Counter(shards).items() if count > 1]:
+        raise ValueError(f"several files of that name would become {twice[0].bin}")
     failures = []
     with (
         tqdm(total=sum(map(rows, inputs)), unit=" rows", unit_scale=True, disable=None) as bar,
         ThreadPoolExecutor(arguments.num_shards * arguments.workers_per_shard) as tokenizers,
         ThreadPoolExecutor(arguments.num_shards) as converters,
     ):
-        shards = [shard_files(arguments, path) for path in inputs]
         work = [
             converters.submit(convert, path, shard, how, settings, tokenizers, bar.update)
             for path, shard in zip(inputs, shards, strict=True)

@@ -86,7 +86,7 @@ class FastokensEngine:
             ids, offsets = self.tokenizer.encode_batch_flat(
                 texts, add_special_tokens=False, split_special_tokens=self.special_tokens_as_text
             )
-        except Exception as error:
+        except BaseException as error:  # a panic of Rust code is no Exception
             raise EngineError(f"fastokens failed: {error}") from error
         return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8")[1:].astype(np.int64)
 

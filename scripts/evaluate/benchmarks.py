@@ -12,7 +12,6 @@ that the authors of Kaiyuan-2B published for it and for its peers. Those are ove
 that is not named: they show an order of magnitude, not a comparison task by task.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from scripts.common.files import replacing, write_json
+from scripts.release.arguments import EXPORT, parser_of
 from scripts.release.checkpoint import CheckpointError
 from scripts.release.export import read_export
 from scripts.release.hf_model import load_model
@@ -131,10 +131,8 @@ def table(summary: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--export", type=Path, required=True, help="folder made by export.py")
+    parser = parser_of(__doc__)
+    parser.add_argument("--export", type=Path, required=True, help=EXPORT)
     parser.add_argument("--tasks", nargs="+", required=True, help="names of the harness's tasks")
     parser.add_argument("--include-path", type=Path, help="folder of local tasks")
     parser.add_argument("--limit", type=int, help="documents of each task (default: all)")

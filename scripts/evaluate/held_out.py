@@ -36,6 +36,11 @@ from scripts.data.phase_dataset import OrderedDocuments
 from scripts.data.phase_reader import read_index
 from scripts.release import megatron_model
 from scripts.release.architecture import Architecture
+from scripts.release.arguments import (
+    add_checkpoint_or_export,
+    parse_checkpoint_or_export,
+    parser_of,
+)
 from scripts.release.checkpoint import Checkpoint
 from scripts.release.export import read_export
 from scripts.release.hf_model import Logits, hf_logits, load_model
@@ -218,15 +223,8 @@ def evaluate(
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--export", type=Path, help="folder made by export.py")
-    what.add_argument("--checkpoint", type=Path, help="folder iter_XXXXXXX, or a marker")
-    parser.add_argument("--model", type=Path, help="model.yaml, with --checkpoint")
-    parser.add_argument("--tokenizer", type=Path, help="its folder, with --checkpoint")
-    parser.add_argument("--end-of-document", metavar="TOKEN", help="with --checkpoint")
+    parser = parser_of(__doc__)
+    add_checkpoint_or_export(parser)
     parser.add_argument("--index", type=Path, nargs="*", default=[], help="phase indexes")
     parser.add_argument("--texts", type=Path, nargs="*", default=[], help="Parquet files")
     parser.add_argument(
@@ -234,9 +232,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--batch-size", type=int, default=4, help="windows (default: 4)")
     parser.add_argument("--output", type=Path, required=True, help="results, JSON")
-    arguments = parser.parse_args(argv)
-    if arguments.checkpoint and not (arguments.model and arguments.tokenizer):
-        parser.error("--checkpoint needs --model and --tokenizer")
+    arguments = parse_checkpoint_or_export(parser, argv)
     if not arguments.index and not arguments.texts:
         parser.error("give --index or --texts: there is nothing to evaluate on")
     return arguments

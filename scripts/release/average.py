@@ -13,7 +13,6 @@ qwen3_1p7b), however many checkpoints there are.
 and exports like any other; it has no optimiser's state (continue with Megatron's --finetune).
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from tqdm import tqdm
 
 from scripts.common.files import write_json
 from scripts.release.architecture import LAYERS
+from scripts.release.arguments import parser_of
 from scripts.release.checkpoint import Checkpoint, CheckpointError, write
 from scripts.release.folders import replacing_folder
 from scripts.train.checkpoints import (
@@ -91,9 +91,7 @@ def average(checkpoints: list[Checkpoint], output: Path) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--run", type=Path, help="folder of a run's checkpoints")
     which.add_argument("--checkpoints", type=Path, nargs="+", help="folders iter_XXXXXXX")

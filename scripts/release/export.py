@@ -12,7 +12,6 @@ export.json (what was exported from where, with digests). It appears whole or no
 computes what Megatron computes is shown by verify_export.py, not assumed.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from transformers import GenerationConfig, Qwen3Config
 
 from scripts.common.files import read_json, sha256, write_json
 from scripts.release.architecture import EMBEDDING, LAYERS, Architecture, ArchitectureError
+from scripts.release.arguments import add_checkpoint, parser_of
 from scripts.release.checkpoint import Checkpoint, CheckpointError
 from scripts.release.folders import replacing_folder
 from scripts.release.tokenizer import TokenizerError, copy_tokenizer, end_of_document_id
@@ -189,14 +189,8 @@ def read_export(folder: Path) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--checkpoint", type=Path, required=True, help="folder iter_XXXXXXX or a marker"
-    )
-    parser.add_argument("--model", type=Path, required=True, help="scripts/params/M/model.yaml")
-    parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the tokenizer")
+    parser = parser_of(__doc__)
+    add_checkpoint(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
     parser.add_argument(
         "--dtype", choices=DTYPES, help="of the weights (default: the checkpoint's)"

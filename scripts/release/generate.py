@@ -20,6 +20,11 @@ from transformers import AutoTokenizer
 
 from scripts.common.files import read_json, write_json
 from scripts.release.architecture import Architecture
+from scripts.release.arguments import (
+    add_checkpoint_or_export,
+    parse_checkpoint_or_export,
+    parser_of,
+)
 from scripts.release.checkpoint import Checkpoint
 from scripts.release.export import export, read_export
 from scripts.release.hf_model import load_model
@@ -72,22 +77,12 @@ def generate(folder: Path, prompts: list[str], max_new_tokens: int) -> list[dict
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--export", type=Path, help="folder made by export.py")
-    what.add_argument("--checkpoint", type=Path, help="folder iter_XXXXXXX, a run or a marker")
-    parser.add_argument("--model", type=Path, help="model.yaml, with --checkpoint")
-    parser.add_argument("--tokenizer", type=Path, help="its folder, with --checkpoint")
-    parser.add_argument("--end-of-document", metavar="TOKEN", help="with --checkpoint")
+    parser = parser_of(__doc__)
+    add_checkpoint_or_export(parser)
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="default: %(default)s")
     parser.add_argument("--output", type=Path, required=True, help="continuations, JSON")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="default: %(default)s")
-    arguments = parser.parse_args(argv)
-    if arguments.checkpoint and not (arguments.model and arguments.tokenizer):
-        parser.error("--checkpoint needs --model and --tokenizer")
-    return arguments
+    return parse_checkpoint_or_export(parser, argv)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -11,7 +11,6 @@ A model that computes something else than plain Qwen3 is refused, with the featu
 --model, one whose settings differ from that model.yaml is refused too. Memory: the model.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tqdm import tqdm
 
 from scripts.common.files import read_json
 from scripts.release.architecture import Architecture, ArchitectureError
+from scripts.release.arguments import parser_of
 from scripts.release.checkpoint import RELEASE, write
 from scripts.release.folders import replacing_folder
 from scripts.train.checkpoints import TRACKER
@@ -137,9 +137,7 @@ def read(file: Path, name: str) -> torch.Tensor:
 
 def main(argv: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--hf", type=Path, required=True, help="folder of a Hugging Face model")
     parser.add_argument("--model", type=Path, help="model.yaml that it must be")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")

@@ -48,8 +48,14 @@ def one_process() -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def build(architecture: Architecture, dtype: torch.dtype = torch.float32) -> GPTModel:
-    """Builds the model with Megatron's plain layers; to be called within `one_process`."""
+def build(
+    architecture: Architecture, dtype: torch.dtype = torch.float32, **parallel_sizes: int
+) -> GPTModel:
+    """Builds this process's part of the model with Megatron's plain layers.
+
+    To be called within `one_process`, where the part is the whole; or on several ranks, with the
+    sizes that Megatron's parallel state was initialized with.
+    """
     config = TransformerConfig(
         num_layers=architecture.num_layers,
         hidden_size=architecture.hidden_size,
@@ -71,12 +77,16 @@ def build(architecture: Architecture, dtype: torch.dtype = torch.float32) -> GPT
         persist_layer_norm=False,
         use_cpu_initialization=True,
         params_dtype=dtype,
+        pipeline_dtype=dtype,
+        **parallel_sizes,
     )
     return GPTModel(
         config,
         get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm"),
         vocab_size=architecture.vocab_size,
         max_sequence_length=architecture.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
         parallel_output=False,
         position_embedding_type="rope",
         rotary_base=architecture.rotary_base,

@@ -11,7 +11,6 @@ folder as README.md, where the Hugging Face hub looks for it. --held-out and --b
 left out.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from scripts.common.files import read_json, replacing
 from scripts.data.phase_manifest import read_manifest
 from scripts.release.architecture import Architecture
+from scripts.release.arguments import EXPORT, MODEL, parser_of
 from scripts.release.export import read_export
 
 FRONT_MATTER = """---
@@ -192,11 +192,9 @@ def table(header: list[str], rows: list[tuple]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--export", type=Path, required=True, help="folder made by export.py")
-    parser.add_argument("--model", type=Path, required=True, help="scripts/params/M/model.yaml")
+    parser = parser_of(__doc__)
+    parser.add_argument("--export", type=Path, required=True, help=EXPORT)
+    parser.add_argument("--model", type=Path, required=True, help=MODEL)
     parser.add_argument("--markers", type=Path, nargs="+", required=True, help="of all phases")
     parser.add_argument("--manifests", type=Path, nargs="+", required=True, help="of all phases")
     parser.add_argument("--verification", type=Path, required=True, help="verify_export's verdict")

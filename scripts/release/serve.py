@@ -10,13 +10,13 @@ and Ctrl-C let running requests finish. It listens on this machine only unless -
 knows no users. For production serve the same folder with vLLM or SGLang (docs/release.md).
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 import uvicorn
 from transformers import AutoTokenizer
 
+from scripts.release.arguments import EXPORT, parser_of
 from scripts.release.checkpoint import CheckpointError
 from scripts.release.export import read_export
 from scripts.release.hf_model import load_model
@@ -46,10 +46,8 @@ def load_service(export: Path, name: str, max_batch_size: int, max_waiting: int)
 
 def main(argv: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--export", type=Path, required=True, help="folder made by export.py")
+    parser = parser_of(__doc__)
+    parser.add_argument("--export", type=Path, required=True, help=EXPORT)
     parser.add_argument("--name", help="the model's name (default: the folder's)")
     parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
     parser.add_argument("--port", type=int, default=5000, help="default: %(default)s")

@@ -16,7 +16,6 @@ Writes a verdict as JSON and exits with 1 if any check fails. Memory: two models
 models' logits of one long text (about 24 GB in all for qwen3_1p7b).
 """
 
-import argparse
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,9 +28,11 @@ from transformers import AutoTokenizer, PreTrainedModel
 from scripts.common.files import sha256, write_json
 from scripts.release import megatron_model
 from scripts.release.architecture import Architecture, ArchitectureError
+from scripts.release.arguments import EXPORT, add_checkpoint, parser_of
 from scripts.release.checkpoint import Checkpoint, CheckpointError
 from scripts.release.export import read_export
 from scripts.release.hf_model import Logits, hf_logits, load_model
+from scripts.release.tokenizer import TokenizerError, check_files
 from scripts.release.verification_texts import TEXTS, long_text
 
 TOLERANCE = 1e-3  # of a logit, fp32; measured: 8e-7 on a small model, more with depth
@@ -186,15 +187,9 @@ def count(model: torch.nn.Module) -> int:
 
 def main(argv: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--checkpoint", type=Path, required=True, help="folder iter_XXXXXXX or a marker"
-    )
-    parser.add_argument("--model", type=Path, required=True, help="scripts/params/M/model.yaml")
-    parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the tokenizer")
-    parser.add_argument("--export", type=Path, required=True, help="folder made by export.py")
+    parser = parser_of(__doc__)
+    add_checkpoint(parser)
+    parser.add_argument("--export", type=Path, required=True, help=EXPORT)
     parser.add_argument("--output", type=Path, required=True, help="verdict, JSON")
     parser.add_argument(
         "--tolerance", type=float, default=TOLERANCE, help="of a logit (default: %(default)s)"
@@ -203,8 +198,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         checkpoint = Checkpoint(arguments.checkpoint)
         architecture = Architecture.read(arguments.model)
+        check_files(arguments.tokenizer)
         read_export(arguments.export)
-    except (ArchitectureError, CheckpointError) as error:
+    except (ArchitectureError, CheckpointError, TokenizerError) as error:
         sys.exit(f"verify_export: {error}")
     with megatron_model.one_process():
         verdict = verify(

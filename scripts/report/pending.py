@@ -133,8 +133,7 @@ def phase_work(
         done = read_json(marker)
         count = done["last_iteration"] - done["first_iteration"] + 1
         return PhaseWork(number, shards, count, count, estimated=False)
-    samples, estimated = training_samples(files, shards, parameters)
-    iterations = planned_iterations(parameters, number, samples)
+    iterations, estimated = planned_iterations(files, shards, parameters)
     before = run.marker(number - 1)
     start = read_json(before)["last_iteration"] if before.exists() else 0
     begun = number == 1 or before.exists()
@@ -152,14 +151,18 @@ def training_samples(files: Phase, shards: ShardWork, parameters: dict) -> tuple
     return int(tokens * kept) // parameters["hparams"]["sequence_length"], True
 
 
-def planned_iterations(parameters: dict, number: int, samples: int) -> int | None:
-    """Returns a phase's iterations as data.yaml has them; None if there are no data to say."""
-    hparams, length = parameters["hparams"], parameters["data"]["phases"][number - 1]["length"]
-    if length != "one_pass" and "iterations" in length:
-        return length["iterations"]
-    if length != "one_pass":
-        samples = length["tokens"] // hparams["sequence_length"]
-    return samples // hparams["global_batch_size"] or None
+def planned_iterations(
+    files: Phase, shards: ShardWork, parameters: dict
+) -> tuple[int | None, bool]:
+    """Returns a phase's iterations (None without data that say it), and whether that is a guess."""
+    hparams, data = parameters["hparams"], parameters["data"]
+    length = data["phases"][files.number - 1]["length"]
+    if length == "one_pass":
+        samples, estimated = training_samples(files, shards, parameters)
+        return samples // hparams["global_batch_size"] or None, estimated
+    if "iterations" in length:
+        return length["iterations"], False
+    return length["tokens"] // (hparams["global_batch_size"] * hparams["sequence_length"]), False
 
 
 def as_json(work: PhaseWork) -> dict[str, Any]:

@@ -95,12 +95,12 @@ def leading(nodes: Nodes) -> Iterator[Announce]:
         yield lambda command: None
         return
     store = _store(nodes)
-    orders = 0
+    number = 0
 
     def announce(command: list[str] | None) -> None:
-        nonlocal orders
-        store.set(f"order {orders}", json.dumps(command))
-        orders += 1
+        nonlocal number
+        store.set(f"order {number}", json.dumps(command))
+        number += 1
 
     try:
         yield announce
@@ -112,28 +112,32 @@ def leading(nodes: Nodes) -> Iterator[Announce]:
 
 
 def orders(nodes: Nodes) -> Iterator[list[str]]:
-    """Yields the commands that the leader announces, until it is done; RunError if it is gone."""
+    """Yields the commands that the leader announces, until it is done.
+
+    Raises RunError if the leader ends before the first one; later its exit code tells all.
+    """
     store = _store(nodes)
     number = 0
-    while command := _next_order(nodes, store, f"order {number}"):
-        yield command
-        number += 1
-    store.add("gone", 1)
-
-
-def _next_order(nodes: Nodes, store: Any, key: str) -> list[str] | None:
-    """Waits for an announcement; short questions let this process hear signals meanwhile."""
     try:
-        while not store.check([key]):
-            time.sleep(POLL_SECONDS)
-        return json.loads(store.get(key))
+        while command := _next_order(store, f"order {number}"):
+            yield command
+            number += 1
+        store.add("gone", 1)
     except RuntimeError as error:
-        raise RunError(f"the launcher of node 0 ({nodes.address}) has ended: {error}") from error
+        if not number:
+            raise RunError(f"the launcher of node 0 ({nodes.address}) has ended") from error
+
+
+def _next_order(store: Any, key: str) -> list[str] | None:
+    """Waits for an announcement; short questions let this process hear signals meanwhile."""
+    while not store.check([key]):
+        time.sleep(POLL_SECONDS)
+    return json.loads(store.get(key))
 
 
 def _store(nodes: Nodes) -> Any:
     """Opens (node 0) or reaches (other nodes) the store."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # takes seconds, and one node needs none
 
     wait = timedelta(seconds=START_SECONDS)
     try:

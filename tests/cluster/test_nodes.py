@@ -1,15 +1,18 @@
 """Training on two nodes, without Slurm."""
 
+import socket
+import subprocess
+import sys
 import time
 
 import pytest
 
 from scripts.common.files import read_json
 from scripts.train import checkpoints
-from scripts.train.nodes import Nodes, find_nodes
+from scripts.train.nodes import Nodes, find_nodes, leading
 from scripts.train.run import RunError
 from tests.cluster.namespaces import missing, two_machines
-from tests.train.small_run import RUNTIME, SmallRun, write_data
+from tests.train.small_run import ITERATIONS, ROOT, RUNTIME, SmallRun, write_data
 
 needs_namespaces = pytest.mark.skipif(missing() is not None, reason=f"needs {missing()}")
 SECONDS = 300
@@ -45,7 +48,7 @@ def test_two_nodes_train_the_batches_of_one_and_survive_the_loss_of_one(data, tm
         said = [each.communicate(timeout=SECONDS)[0] for each in launchers]
     assert [each.returncode for each in launchers] == [0, 0], said
     assert "going on after" in said[0]
-    assert read_json(run.run.marker(1))["last_iteration"] == 8
+    assert read_json(run.run.marker(1))["last_iteration"] == ITERATIONS[0]
 
     alone = SmallRun(data, tmp_path / "one")
     code, output = alone.launch(1)
@@ -78,3 +81,18 @@ def test_without_addresses_the_user_learns_which_are_missing(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(RunError, match=r"set NODE_RANK .* and MASTER_ADDR"):
         find_nodes(2)
+
+
+def test_a_follower_hears_each_order_of_the_leader():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    program = f"from scripts.train.nodes import *; print(list(orders(Nodes(2, 1, port={port}))))"
+    follower = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    with leading(Nodes(2, 0, port=port)) as announce:
+        announce(["first"])
+        announce(["second"])
+    heard, _ = follower.communicate(timeout=60)
+    assert heard == "[['first'], ['second']]\n"

@@ -238,6 +238,11 @@ class TestErrors:
         names = sorted(path.stem for path in (tmp_path / "out").glob("*.idx"))
         assert names == ["phase3_first_text_document", "phase3_last_text_document"]
 
+    def test_files_that_would_become_one_shard_are_refused(self, command, parquet, tmp_path):
+        (tmp_path / "other").mkdir()
+        with pytest.raises(SystemExit, match=r"several files of that name would become .*\.bin"):
+            main(command(parquet(["a"]), parquet(["b"], "other/part-00000")))
+
     def test_a_file_that_grows_while_it_is_read_is_refused(
         self, convert, parquet, monkeypatch, tmp_path
     ):

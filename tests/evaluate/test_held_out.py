@@ -14,6 +14,7 @@ from scripts.data import phase_index
 from scripts.data.phase_reader import read_index
 from scripts.evaluate import held_out
 from tests.data.phase_corpus import Shard, write_phase
+from tests.release.conftest import END_OF_DOCUMENT
 
 TEXTS = {
     "code": ["import torch\n" * 60, "def f(x):\n    return x\n"],
@@ -39,7 +40,7 @@ def transformers_loss(folder, documents, context=128):
     model = AutoModelForCausalLM.from_pretrained(folder)
     total, tokens = 0.0, 0
     for document in documents:
-        ids = [0, *document]
+        ids = [END_OF_DOCUMENT, *document]
         for start in range(0, len(document), context):
             window = torch.tensor([ids[start : start + context + 1]])
             with torch.no_grad():
@@ -54,7 +55,7 @@ def test_texts_by_source_against_transformers_own_loss(exported, texts, tmp_path
     groups = run(tmp_path, "--export", exported, "--texts", texts, "--batch-size", batch_size)
     tokenizer = AutoTokenizer.from_pretrained(exported)
     for source, content in TEXTS.items():
-        documents = [[*tokenizer.encode(text), 0] for text in content]
+        documents = [[*tokenizer.encode(text), END_OF_DOCUMENT] for text in content]
         nats, tokens = transformers_loss(exported, documents)
         group = groups[source]
         assert (group["documents"], group["tokens"]) == (2, tokens)

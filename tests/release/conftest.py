@@ -1,7 +1,6 @@
 """A checkpoint and a tokenizer that stand for a trained run: random, but nowhere trivial."""
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -13,17 +12,12 @@ import yaml
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
+from scripts.data import train_smoke_tokenizer
 from scripts.release import export, megatron_model
 from scripts.release.architecture import Architecture
 
 MODEL = Path("scripts/params/cpu_smoke/model.yaml")
-QWEN2_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+END_OF_DOCUMENT = 597  # of the tokenizer below: 597 tokens, then the special ones
 
 
 @pytest.fixture(scope="session")
@@ -75,27 +69,8 @@ def checkpoint(make_checkpoint):
 def tokenizer_folder(tmp_path_factory):
     """A small byte-level BPE of Qwen2's kind."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(QWEN2_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600,
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([Path(torch.__file__).read_text(encoding="utf-8")], trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|endoftext|>"})
-    )
-    tokenizer.model.save(str(folder))
+    text = Path(torch.__file__).read_text(encoding="utf-8")
+    train_smoke_tokenizer.save(train_smoke_tokenizer.train([text], 600), folder)
     return folder
 
 

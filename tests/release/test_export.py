@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
 from scripts.release import export, megatron_model
+from tests.release.conftest import END_OF_DOCUMENT
 
 
 def test_transformers_computes_megatrons_logits_at_every_position(
@@ -27,8 +28,11 @@ def test_the_folder_says_what_it_holds(exported, tokenizer_folder):
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 10000
     assert (config["head_dim"], config["vocab_size"]) == (16, 4096)
     assert config["tie_word_embeddings"] is False
-    assert config["eos_token_id"] == 0
-    assert json.loads((exported / "generation_config.json").read_text())["eos_token_id"] == 0
+    assert config["eos_token_id"] == END_OF_DOCUMENT
+    assert (
+        json.loads((exported / "generation_config.json").read_text())["eos_token_id"]
+        == END_OF_DOCUMENT
+    )
     provenance = json.loads((exported / "export.json").read_text())
     assert provenance["iteration"] == 100
     weights = load_file(exported / "model.safetensors")
@@ -104,7 +108,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(checkpoint, run_export):
 
 def test_the_end_of_document_can_be_another_token(checkpoint, run_export):
     folder = run_export(checkpoint, "--end-of-document", "<|im_end|>")
-    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 2
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == END_OF_DOCUMENT + 2
     with pytest.raises(SystemExit, match="has no token '<eos>'"):
         run_export(checkpoint, "--end-of-document", "<eos>")
-    assert export.read_export(folder)["end_of_document_id"] == 2
+    assert export.read_export(folder)["end_of_document_id"] == END_OF_DOCUMENT + 2

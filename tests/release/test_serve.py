@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scripts.release import serve
 from scripts.release.serving.app import MAX_BODY_BYTES, create_app
+from tests.release.conftest import END_OF_DOCUMENT
 
 
 def free_port():
@@ -135,7 +136,7 @@ def test_a_seed_makes_samples_repeatable(client):
 
 def test_an_empty_prompt_begins_a_document(client):
     body = {"prompts": [""], "tokens_to_generate": 3, "add_BOS": True, "top_k": 1}
-    assert client.put("/api", json=body).json()["tokens"][0][0] == 0
+    assert client.put("/api", json=body).json()["tokens"][0][0] == END_OF_DOCUMENT
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,8 @@ def test_openais_client_lists_the_model(url):
 def test_openais_client_gets_completions(completions, reference):
     answer = completions.create(model="tiny", prompt="def main", max_tokens=8, temperature=0)
     expected = reference("def main", 8)
-    assert answer.choices[0].text == reference.tokenizer.decode(expected, skip_special_tokens=True)
+    decoded = reference.tokenizer.decode(expected, skip_special_tokens=True)
+    assert answer.choices[0].text.rstrip("�") == decoded.rstrip("�")
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == 8
     assert answer.usage.total_tokens == 8 + answer.usage.prompt_tokens
@@ -239,7 +241,8 @@ def test_logprobs_of_prompt_and_completion(completions, reference):
 def test_a_stop_string_ends_the_text(completions):
     arguments = {"model": "tiny", "prompt": "def main", "max_tokens": 30, "temperature": 0}
     text = completions.create(**arguments).choices[0].text
-    stop = text[10:13]
+    stop = text[len(text) // 2 :][:3]
+    assert stop
     choice = completions.create(**arguments, stop=[stop, "never"]).choices[0]
     assert choice.text == text[: text.index(stop)]
     assert choice.finish_reason == "stop"
@@ -369,7 +372,7 @@ def test_the_page_continues_a_prompt(page, reference):
     page.get_by_text("12 tokens in").wait_for()
     expected = reference.tokenizer.decode(reference("def main", 12), skip_special_tokens=True)
     shown = page.locator("#answer").inner_text()
-    assert shown.split() == ("def main" + expected).split()
+    assert shown.rstrip("�").split() == ("def main" + expected).rstrip("�").split()
 
 
 def test_the_page_says_what_is_wrong(page):

@@ -71,7 +71,7 @@ def local_spec(config: TransformerConfig):
     return get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
 
 
-def model(spec, device: str, dtype=torch.float32, **changes) -> GPTModel:
+def model(spec, device: str, dtype=torch.float32, tied=False, **changes) -> GPTModel:
     config = configuration(params_dtype=dtype, bf16=dtype is torch.bfloat16, **changes)
     gpt = GPTModel(
         config,
@@ -79,7 +79,7 @@ def model(spec, device: str, dtype=torch.float32, **changes) -> GPTModel:
         vocab_size=VOCABULARY,
         max_sequence_length=LENGTH,
         position_embedding_type="rope",
-        share_embeddings_and_output_weights=False,
+        share_embeddings_and_output_weights=tied,
     )
     return gpt.to(device=device, dtype=dtype)
 
@@ -181,9 +181,10 @@ def test_full_recompute_changes_no_number(device):
         torch.testing.assert_close(gradient, same[name], rtol=1e-6, atol=1e-6)
 
 
-def test_gradients_of_several_micro_batches_accumulate_in_megatrons_buffer(device):
-    local = model(local_spec, device)
-    fast = with_weights_of(model(fast_spec, device), local)
+@pytest.mark.parametrize("tied", [False, True])
+def test_gradients_of_several_micro_batches_accumulate_in_megatrons_buffer(device, tied):
+    local = model(local_spec, device, tied=tied)
+    fast = with_weights_of(model(fast_spec, device, tied=tied), local)
     data_parallel = DistributedDataParallel(
         fast.config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), fast
     )

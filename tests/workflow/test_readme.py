@@ -52,11 +52,22 @@ def test_make_knows_the_target(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [a for a in of_program("snakemake") if "--report" not in a], ids=" ".join
+    "arguments",
+    [a for a in of_program("snakemake") if not {"--report", "plan", "status"} & set(a)],
+    ids=" ".join,
 )
 def test_snakemake_plans_the_command(arguments: list[str], with_data: Checkout) -> None:
+    if "profiles/slurm" in arguments:
+        pytest.importorskip("snakemake_executor_plugin_slurm", reason="pip install -e '.[slurm]'")
     output = with_data.run(*arguments, *["--dry-run"] * ("-n" not in arguments))
     assert "convert" in output
+
+
+def test_plan_and_status_answer_about_a_finished_run(finished: Checkout) -> None:
+    assert ["plan"] in of_program("snakemake")
+    assert ["status"] in of_program("snakemake")
+    assert "training    nothing is left" in finished.smoke("plan")
+    assert "OK: all phases are complete" in finished.smoke("status")
 
 
 def test_the_report_command_writes_a_page(finished: Checkout) -> None:

@@ -159,7 +159,8 @@ def test_damage_is_found_and_the_same_command_repairs_it(
     """Each of the four shards has a damage of its own."""
     folder = converted.path / CONVERTED
     indexes = sorted(folder.glob("megatron_phase*/*.idx"))
-    contents = {path: path.read_bytes() for path in folder.glob("megatron_phase*/*_document.*[nx]")}
+    files = [file for index in indexes for file in (index, index.with_suffix(".bin"))]
+    contents = {file: file.read_bytes() for file in files}
     for damage, index in zip(damages, indexes, strict=True):
         damage(index.with_suffix(""))
     manifests = [f"{CONVERTED}/megatron_phase{phase}.manifest.parquet" for phase in (1, 2)]

@@ -13,6 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+try:
+    from scripts.train.layers import kernels
+except ImportError:  # no Triton: a build of torch for CPUs
+    kernels = None
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ATTENTION_BACKENDS = [  # the fastest on Hopper first
     SDPBackend.CUDNN_ATTENTION,
@@ -45,8 +50,6 @@ class RMSNormFunction(torch.autograd.Function):
         ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor]:
         """Returns RMSNorm(x + delta) * weight and x + delta."""
-        from scripts.train.layers import kernels
-
         columns = x.shape[-1]
         normed = torch.empty_like(x)
         total = x if delta is None else torch.empty_like(x)
@@ -64,8 +67,6 @@ class RMSNormFunction(torch.autograd.Function):
         ctx: Any, grad_normed: Tensor, grad_total: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor, None]:
         """Returns the gradients of x, delta (the same tensor) and weight."""
-        from scripts.train.layers import kernels
-
         total, weight = ctx.saved_tensors
         columns = total.shape[-1]
         rows = total.numel() // columns
@@ -124,8 +125,6 @@ class QKNormRopeFunction(torch.autograd.Function):
         epsilon: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns query, key and value; see `qk_norm_rope`."""
-        from scripts.train.layers import kernels
-
         length, batch, width = qkv.shape
         head = query_weight.numel()
         key_heads = (width // head - query_heads) // 2
@@ -146,8 +145,6 @@ class QKNormRopeFunction(torch.autograd.Function):
         ctx: Any, grad_query: Tensor, grad_key: Tensor, grad_value: Tensor
     ) -> tuple[Tensor | None, ...]:
         """Returns the gradients of qkv and of both weights."""
-        from scripts.train.layers import kernels
-
         qkv, query_weight, key_weight = ctx.saved_tensors
         length, batch, _ = qkv.shape
         head = query_weight.numel()
@@ -240,8 +237,6 @@ class SwiGLUFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         """Returns silu(gate) * up."""
-        from scripts.train.layers import kernels
-
         columns = gate_up.shape[-1] // 2
         output = gate_up.new_empty(*gate_up.shape[:-1], columns)
         size = block(columns, 1024)
@@ -254,8 +249,6 @@ class SwiGLUFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Tensor:
         """Returns the gradient of gate_up."""
-        from scripts.train.layers import kernels
-
         (gate_up,) = ctx.saved_tensors
         columns = gate_up.shape[-1] // 2
         grad_gate_up = torch.empty_like(gate_up)
@@ -296,6 +289,8 @@ def weight_gradient(weight: Tensor, grad_output: Tensor, inputs: Tensor) -> Tens
     else:
         main_grad.addmm_(grad_output.t().to(main_grad.dtype), inputs.to(main_grad.dtype))
     weight.grad_added_to_main_grad = True
+    if getattr(weight, "zero_out_wgrad", False):  # tied: the embedding's gradient is added to it
+        return torch.zeros_like(weight)
     return torch.empty_like(weight)
 
 
@@ -334,8 +329,6 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         """Returns the loss of each token."""
-        from scripts.train.layers import kernels
-
         rows, vocabulary = hidden.shape[0], weight.shape[0]
         logits = functional.linear(hidden, weight)
         loss = torch.empty(rows, dtype=torch.float32, device=hidden.device)
@@ -350,8 +343,6 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None]:
         """Returns the gradients of hidden and weight."""
-        from scripts.train.layers import kernels
-
         hidden, weight, labels, log_sum = ctx.saved_tensors
         grad_logits, ctx.logits = ctx.logits, None
         rows, vocabulary = grad_logits.shape

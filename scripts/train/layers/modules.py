@@ -51,8 +51,11 @@ REQUIRED = {
     "window_size": None,
     "no_rope_freq": None,
     "softmax_type": "vanilla",
+    "apply_query_key_layer_scaling": False,
     "num_moe_experts": None,
     "multi_latent_attention": False,
+    "mtp_num_layers": None,
+    "use_mup": False,
     "fp32_residual_connection": False,
     "fp8": None,
 }
