@@ -2,9 +2,9 @@
 
     python benchmarks/layer_kernels.py [--micro-batch-size 16] [--model qwen3_1p7b]
 
-Forward and backward together, at the sizes of one layer of the model; "of copy" is the fewest bytes
-the operation must move, over the time, against a large copy on the same card. The micro batch must be
-large: below about half a millisecond Python's launches are what is measured.
+Forward and backward together, at the sizes of one layer of the model; "of copy" is the fewest
+bytes the operation must move, over the time, against a large copy on the same card. The micro batch
+must be large: below about half a millisecond Python's launches are what is measured.
 """
 
 import argparse
