@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.files import digest, read_json, sha256, write_json
+from scripts.data.lineage import consumed
+from scripts.data.phase_reader import read_index
 from scripts.train import checkpoints
 from scripts.train.arguments import chosen_layers, megatron_arguments
 from scripts.train.failures import read_failure
@@ -182,6 +184,7 @@ class Launch:
                 "checkpoint_sha256": sha256(folder / checkpoints.INTEGRITY),
                 "averaging": plan.keep,
                 "data_digest": index["digest"],
+                "consumed": consumed(read_index(Path(plan.index)), samples),
                 "recipe_digest": digest(self.recipe),
             },
         )
