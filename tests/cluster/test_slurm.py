@@ -184,5 +184,5 @@ def test_training_survives_cancellation_time_limit_and_preemption_without_losing
     assert process.wait() == 0, cluster.output()
     assert read_json(marker)["last_iteration"] == ITERATIONS
     assert cluster.iterations() == list(range(1, ITERATIONS + 1))
-    log = (cluster.checkout.path / LOGS / "smoke.log").read_text()
+    log = (cluster.checkout.path / LOGS / "smoke/phase1.log").read_text()
     assert log.count("run again to go on") == 3
