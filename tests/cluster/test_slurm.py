@@ -37,7 +37,17 @@ IMPATIENT = (
     "--slurm-init-seconds-before-status-checks=2",
     "--latency-wait=5",
 )
+SETTINGS_FILES = ("--configfile", "profiles/smoke/config.yaml", "test.yaml")
 LOGS = "smoke/artifacts/logs"
+# Shows which GPUs the launchers of a training job would see.
+PROBE = """
+
+rule probe:
+    resources:
+        **train_resources(),
+    shell:
+        "{resources.on_each_node} sh -c 'echo $SLURM_PROCID $CUDA_VISIBLE_DEVICES' > probe.txt"
+"""
 
 
 def replace(path, old, new):
@@ -55,13 +65,14 @@ class Cluster:
         parameters = checkout.path / "scripts/params/cpu_smoke"
         replace(parameters / "data.yaml", "{iterations: 60}", f"{{iterations: {ITERATIONS}}}")
         replace(parameters / "model.yaml", "num_layers: 2", "num_layers: 4")  # slow enough to stop
+        with (checkout.path / "Snakefile").open("a") as file:
+            file.write(PROBE)
         (checkout.path / "test.yaml").write_text(yaml.safe_dump(SETTINGS))
 
     def start(self, *arguments):
         """Starts snakemake with the Slurm profile, as a user on a login node."""
-        files = ["--configfile", "profiles/smoke/config.yaml", "test.yaml"]
         profile = ["--profile", "profiles/slurm", *IMPATIENT]
-        command = [str(SNAKEMAKE), *files, *profile, *arguments]
+        command = [str(SNAKEMAKE), *SETTINGS_FILES, *profile, *arguments]
         plugins = {name: os.environ[name] for name in ["PYTHONPATH"] if name in os.environ}
         return subprocess.Popen(
             self.slurm.enter(*command, folder=self.checkout.path),
@@ -100,8 +111,7 @@ def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")
     with throwaway_slurm(folder / "cluster", nodes=2, gpus=8) as slurm:
         cluster = Cluster(slurm, copy_program(folder / "checkout"))
-        local = ["--configfile", "profiles/smoke/config.yaml", "test.yaml"]
-        cluster.checkout.run(*local, "--", "smoke/data/tokenizer/vocab.json")
+        cluster.checkout.run(*SETTINGS_FILES, "--", "smoke/data/tokenizer/vocab.json")
         yield cluster
 
 
@@ -120,13 +130,21 @@ def test_one_allocation_converts_what_is_missing(cluster):
     missing = folder / "phase1_part-00001_text_document.bin"
     times = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.bin")}
     missing.unlink()
-    files = "--configfile profiles/smoke/config.yaml test.yaml"
+    files = " ".join(SETTINGS_FILES)
     line = f"{SNAKEMAKE} --cores $SLURM_CPUS_PER_TASK {files} -- converted_phase1"
     job = ["--ntasks=1", "--cpus-per-task=2", "--mem=2000", f"--chdir={cluster.checkout.path}"]
     cluster.slurm.call("sbatch", "--wait", *job, "--output=allocation.log", "--wrap", line)
     assert missing.exists()
     kept = folder / "phase1_part-00000_text_document.bin"
     assert kept.stat().st_mtime_ns == times[kept.name]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_training_gets_all_gpus_of_each_node(cluster, nodes):
+    process = cluster.start("--config", f'runtime={{"gpus": 8, "nodes": {nodes}}}', "--", "probe")
+    assert process.wait() == 0, cluster.output()
+    lines = (cluster.checkout.path / "probe.txt").read_text().splitlines()
+    assert sorted(lines) == [f"{node} 0,1,2,3,4,5,6,7" for node in range(nodes)]
 
 
 def test_preflight_looks_at_all_nodes_of_a_training_job(cluster):
@@ -141,6 +159,7 @@ def test_training_survives_cancellation_time_limit_and_preemption_without_losing
     checkpoints = cluster.checkout.path / "smoke/artifacts/checkpoints/smoke"
     tracker = checkpoints / "latest_checkpointed_iteration.txt"
     marker = cluster.checkout.path / "smoke/artifacts/run_state/smoke/phase1.json"
+    cluster.checkout.run(*SETTINGS_FILES, "--", "index_phase1")
 
     process = cluster.start("--retries=0", "--", "train_phase1")
     job = cluster.job_at(20, process)
