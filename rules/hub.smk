@@ -70,7 +70,7 @@ for _phase in PHASES:
         params:
             phases=_phase,
             parquet=PARQUET,
-            repository=REPOSITORY,
+            repository=lambda wildcards: REPOSITORY,  # keeps {phase} as it is
         message:
             "Listing the phase's files; a table that is there already is compared, not replaced."
         shell:
@@ -95,7 +95,7 @@ rule manifest_all:
     params:
         phases=list(PHASES),
         parquet=PARQUET,
-        repository=REPOSITORY,
+        repository=lambda wildcards: REPOSITORY,  # keeps {phase} as it is
     message:
         "Listing the files of all phases; tables that are there already are compared, not replaced."
     shell:
