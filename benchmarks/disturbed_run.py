@@ -19,7 +19,6 @@ from scripts.train.checkpoints import INTEGRITY, TRACKER, folder_of, iterations_
 from scripts.train.run import Run, is_locked
 
 ROOT = Path(__file__).resolve().parents[1]
-PHASES = 5
 MOMENTS = ("start", "step", "save", "phase change")
 CHECKPOINT_INTERVAL = 4
 DAMAGES = ("empty tracker", "torn tracker", "missing tracker", "corrupted file")
@@ -44,6 +43,7 @@ class DisturbedRun:
 
     def __init__(self, folder: Path, seed: int, ends: list[int]) -> None:
         self.ends = ends  # last iterations of the phases
+        self.phases = range(1, len(ends) + 1)
         self.folder = folder
         self.random = random.Random(seed)
         self.run = Run("killed", folder / "smoke/artifacts")
@@ -52,7 +52,7 @@ class DisturbedRun:
 
     def snakemake(self, *arguments: str) -> subprocess.Popen:
         """Starts the workflow for this run."""
-        return start_workflow(self.folder, self.run.name, *arguments)
+        return start_workflow(self.folder, self.run.name, len(self.ends), *arguments)
 
     def launcher(self) -> psutil.Process | None:
         """Returns the launcher of the run."""
@@ -80,12 +80,12 @@ class DisturbedRun:
 
     def is_complete(self) -> bool:
         """Says whether the last phase's marker is there."""
-        return self.run.marker(PHASES).exists()
+        return self.run.marker(len(self.ends)).exists()
 
     def check_markers(self) -> None:
         """Counts markers of phases that are not trained to their end."""
         reached = max(iterations_on_disk(self.run.checkpoints), default=0)
-        for phase in range(1, PHASES + 1):
+        for phase in self.phases:
             with contextlib.suppress(FileNotFoundError):
                 self.false_markers += read_json(self.run.marker(phase))["last_iteration"] > reached
 
@@ -127,7 +127,7 @@ class DisturbedRun:
 
     def markers(self) -> int:
         """Returns the number of markers."""
-        return sum(self.run.marker(phase).exists() for phase in range(1, PHASES + 1))
+        return sum(self.run.marker(phase).exists() for phase in self.phases)
 
     # Interruptions: each gets the running workflow and leaves nothing of it alive.
 
@@ -235,7 +235,7 @@ class DisturbedRun:
 
     def is_end_of_phase(self, iteration: int) -> bool:
         """Says whether a marker names the iteration: there is no later one to fall back from."""
-        markers = (self.run.marker(phase) for phase in range(1, PHASES + 1))
+        markers = (self.run.marker(phase) for phase in self.phases)
         return any(m.exists() and read_json(m)["last_iteration"] == iteration for m in markers)
 
     # Helpers of the interruptions
@@ -291,12 +291,13 @@ class DisturbedRun:
         )
 
 
-def start_workflow(folder: Path, name: str, *arguments: str) -> subprocess.Popen:
+def start_workflow(folder: Path, name: str, phases: int, *arguments: str) -> subprocess.Popen:
     """Starts Snakemake for the run `name` in a session of its own, as a terminal would."""
     command = [sys.executable, "-m", "snakemake", *arguments]
     command += ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
     command += ["--configfile", str(ROOT / "profiles/smoke/config.yaml"), "--config"]
-    command += [f"train_name={name}", f"runtime={{checkpoint_interval: {CHECKPOINT_INTERVAL}}}"]
+    command += [f"train_name={name}", f"phases={phases}"]
+    command += [f"runtime={{checkpoint_interval: {CHECKPOINT_INTERVAL}}}"]
     with (folder / f"{name}.snakemake.log").open("ab") as log:
         return subprocess.Popen(
             command,

@@ -3,7 +3,7 @@
     python -m benchmarks.kill_test --folder /tmp/kill_test --interruptions 50 --seed 1 \\
         --output benchmarks/results/kill_test.md
 
-Runs the smoke workflow's five phases twice on the CPU, through Snakemake: once undisturbed, once
+Runs the smoke workflow's phases twice on the CPU, through Snakemake: once undisturbed, once
 with interruptions of every kind at seeded moments. At the end each step's loss, rate and gradient
 norm, each validation loss and each tensor of the last checkpoint must be the same, bit by bit; a
 marker must never have been there before its phase was trained. As root, the checkpoints lie on a
@@ -24,7 +24,6 @@ from torch.distributed import checkpoint as distributed_checkpoint
 from benchmarks.disturbed_run import (
     CHECKPOINT_INTERVAL,
     MOMENTS,
-    PHASES,
     DisturbedRun,
     Event,
     newest_whole,
@@ -126,6 +125,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--folder", type=Path, required=True, help="where both runs are made")
     parser.add_argument("--interruptions", type=int, default=50)
+    parser.add_argument("--phases", type=int, default=5, help="phases of the run, at most 5")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, help="Markdown table to write")
     args = parser.parse_args(argv)
@@ -133,9 +133,9 @@ def main(argv: list[str] | None = None) -> None:
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     reference = Run("reference", folder / "smoke/artifacts")
-    if start_workflow(folder, "reference", "train_all").wait() != 0:
+    if start_workflow(folder, "reference", args.phases, "train_all").wait() != 0:
         raise SystemExit(f"the undisturbed run failed, see {folder}/reference.snakemake.log")
-    ends = [read_json(reference.marker(p))["last_iteration"] for p in range(1, PHASES + 1)]
+    ends = [read_json(reference.marker(p))["last_iteration"] for p in range(1, args.phases + 1)]
     test = DisturbedRun(folder, args.seed, ends)
     with small_disk(test.run.checkpoints) as on_tmpfs:
         while len(test.events) < args.interruptions and not test.is_complete():
@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> None:
             print(len(test.events), test.events[-1], newest_whole(test.run), flush=True)
         if test.snakemake("train_all").wait() != 0:
             raise SystemExit("the run could not be completed after the interruptions")
-        last = read_json(test.run.marker(PHASES))["last_iteration"]
+        last = read_json(test.run.marker(args.phases))["last_iteration"]
         differences = {
             "steps": len(differing_steps(reference, test.run)),
             "tensors": len(

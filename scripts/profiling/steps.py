@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import psutil
 import torch
 
 from scripts.common.files import write_json
-
-STARTED = time.time()
 
 
 class RandomTokens(torch.utils.data.Dataset):
@@ -131,7 +130,7 @@ class Recorder:
     def report(self) -> dict:
         """Returns the record of all steps; seconds start with the second step."""
         return {
-            "first_step_seconds": self.ends[0] - STARTED,
+            "first_step_seconds": self.ends[0] - psutil.Process().create_time(),
             "seconds": [after - before for before, after in pairwise(self.ends)],
             "losses": self.losses,
             "data_wait_seconds": self.data_waits,

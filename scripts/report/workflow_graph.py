@@ -5,7 +5,7 @@
 
 `make docs` runs it. The directory is an empty one because finished shards are left out of a graph.
 A stage is a file of rules/; Snakemake's own colours are dropped, so that the diagram follows the
-reader's light or dark page.
+reader's light or dark page. What follows from other arrows is left out, and so is the rule `all`.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def stages() -> dict[str, str]:
 def diagram(rulegraph: str) -> str:
     """Returns the Mermaid text of a rule graph as Snakemake prints it, in a fixed order."""
     names = dict(NODE.findall(rulegraph))
-    edges = sorted({(names[a], names[b]) for a, b in EDGE.findall(rulegraph)})
+    edges = {(names[a], names[b]) for a, b in EDGE.findall(rulegraph) if names[b] != "all"}
     if not edges:
         raise ValueError("standard input holds no graph of `snakemake --rulegraph mermaid-js`")
     stage_of = stages()
@@ -42,7 +42,25 @@ def diagram(rulegraph: str) -> str:
         rules = [rule for rule in stage_of if stage_of[rule] == stage and rule in names.values()]
         if rules:
             lines += [f"  subgraph {stage}.smk", *(f"    {rule}" for rule in rules), "  end"]
-    return "\n".join([*lines, *(f"  {before} --> {after}" for before, after in edges)])
+    arrows = (f"  {before} --> {after}" for before, after in sorted(direct(edges)))
+    return "\n".join([*lines, *arrows])
+
+
+def direct(edges: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Returns the edges that do not follow from others; those of a rule to itself stay."""
+    after: dict[str, set[str]] = {}
+    for first, second in edges:
+        if first != second:
+            after.setdefault(first, set()).add(second)
+
+    def reached(rules: set[str]) -> set[str]:
+        return rules.union(*(reached(after.get(rule, set())) for rule in rules))
+
+    return {
+        (first, second)
+        for first, second in edges
+        if first == second or second not in reached(after[first] - {second})
+    }
 
 
 def insert(page: str, text: str) -> str:

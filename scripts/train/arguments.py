@@ -7,7 +7,7 @@ import importlib.util
 import os
 import shlex
 
-from scripts.train.layers.choice import choose
+from scripts.train.layers.choice import Choice, choose
 from scripts.train.phases import Plan
 from scripts.train.run import Run, RunError
 
@@ -62,7 +62,7 @@ def megatron_arguments(recipe: dict, runtime: dict, plan: Plan, run: Run) -> lis
     return [
         *COMMON_ARGUMENTS,
         *(_on_gpus(runtime) if on_gpus else CPU_ARGUMENTS),
-        *_layers(runtime, plan),
+        *chosen_layers(runtime, plan).arguments,
         *flags(recipe["model"]),
         *flags({"vocab_size": recipe["model"]["padded_vocab_size"]}),
         *flags(hparams["optimizer"]),
@@ -128,8 +128,8 @@ def _on_gpus(runtime: dict) -> list[str]:
     ]
 
 
-def _layers(runtime: dict, plan: Plan) -> list[str]:
-    """Returns the arguments of the layers that runtime.layers asks for.
+def chosen_layers(runtime: dict, plan: Plan) -> Choice:
+    """Returns the layers that runtime.layers asks for.
 
     Only Megatron's own layers obey a full attention mask.
     """
@@ -141,4 +141,4 @@ def _layers(runtime: dict, plan: Plan) -> list[str]:
                 "set runtime.layers to local"
             )
         requested = "local"
-    return choose(requested, runtime["gpus"], runtime.get("tensor_parallel", 1)).arguments
+    return choose(requested, runtime["gpus"], runtime.get("tensor_parallel", 1))

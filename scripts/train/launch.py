@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.files import digest, read_json, sha256, write_json
+from scripts.data.lineage import consumed
+from scripts.data.phase_reader import read_index
 from scripts.train import checkpoints
-from scripts.train.arguments import megatron_arguments
+from scripts.train.arguments import chosen_layers, megatron_arguments
 from scripts.train.failures import read_failure
 from scripts.train.identity import check_identity, note_completion, noted_completion
 from scripts.train.nodes import Nodes, find_nodes, leading, orders
@@ -102,6 +104,8 @@ class Launch:
     def run_ranks(self) -> int:
         """Starts the ranks and waits for their end; returns their exit code."""
         arguments = megatron_arguments(self.recipe, self.runtime, self.plan, self.run)
+        layers = chosen_layers(self.runtime, self.plan)
+        self.console.say(f"layers: {layers.name} ({layers.reason})")
         ranks = self.start(["--plan", str(self.run.plan), *arguments])
         supervisor = Supervisor(self.run, self.plan, self.runtime, ranks, self.stop, self.console)
         return supervisor.wait()
@@ -180,6 +184,7 @@ class Launch:
                 "checkpoint_sha256": sha256(folder / checkpoints.INTEGRITY),
                 "averaging": plan.keep,
                 "data_digest": index["digest"],
+                "consumed": consumed(read_index(Path(plan.index)), samples),
                 "recipe_digest": digest(self.recipe),
             },
         )

@@ -1,5 +1,6 @@
 """Small phases for tests, written with Megatron's own builder."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from scripts.data.phase_manifest import Manifest, build_manifest
 from scripts.data.shards import Phase
 
 END_OF_DOCUMENT = 0
+TOKENIZER = b"{}"  # content of the tokenizer.json that the shards say they were made with
 
 
 @dataclass
@@ -49,7 +51,7 @@ def write_shard(folder: Path, phase: int, name: str, shard: Shard) -> Path:
             "documents": len(shard.documents),
             "tokens": sum(map(len, shard.documents)),
             "skipped": {"null": 0, "empty": 0},
-            "recipe": {"tokenizer_sha256": "tokenizer"},
+            "recipe": {"tokenizer_sha256": hashlib.sha256(TOKENIZER).hexdigest()},
             "end_of_document_id": END_OF_DOCUMENT,
             "dtype": np.dtype(shard.dtype).name,
             **files,

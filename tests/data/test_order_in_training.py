@@ -19,7 +19,7 @@ from scripts.data.phase_index import build_index
 from scripts.data.phase_order import random_bits
 from scripts.data.phase_reader import read_index
 from scripts.train import launch, ranks
-from tests.data.phase_corpus import random_shards, write_phase
+from tests.data.phase_corpus import TOKENIZER, random_shards, write_phase
 
 SEQUENCE, BATCH, STOP_AFTER = 32, 8, 4
 HELD_OUT = 0.2
@@ -64,6 +64,7 @@ def train(folder, phase, cpu_ranks, stop_after=0):
 def run(tmp_path_factory):
     """Trains both phases; returns the folder and, for each phase, its documents as a table."""
     folder, tables = tmp_path_factory.mktemp("proof"), {}
+    (folder / "tokenizer.json").write_bytes(TOKENIZER)
     ranks.MODULE, original = "tests.data.record_batches", ranks.MODULE
     for phase, order in enumerate(ORDERS, start=1):
         shards = random_shards(phase, [80, 0, 60, 60], longest=30)
@@ -145,4 +146,6 @@ def test_lineage_of_a_checkpoint_agrees_with_what_was_received(run, capsys):
         assert line["tokens"] == tokens
         assert line["documents"] == lineage.consumed(index, tokens // SEQUENCE)["documents"]
         assert sum(line["documents_per_shard"].values()) == line["documents"]
+        marker = json.loads((folder / f"run_state/proof/phase{phase}.json").read_text())
+        assert marker["consumed"].items() <= line.items()
     assert len(lines) == 2

@@ -1,7 +1,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts.report.steps import binned, read_history
@@ -48,6 +48,7 @@ def test_a_log_without_steps_is_refused(tmp_path):
         history_of(tmp_path, [])
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(1, 50))
 def test_bins_cover_the_series_once(values, bins):
     series = pd.Series(values, index=np.arange(1, len(values) + 1))
