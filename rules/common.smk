@@ -152,6 +152,11 @@ def profile_points():
     return points(load_profiling(config["model"]))
 
 
+def all_settings(wildcards):
+    """config.yaml as JSON; a function, since Snakemake takes braces in a string for wildcards."""
+    return canonical_json(config)
+
+
 def tell(event, logs=()):
     """Says on the terminal, and to whom config.yaml names, that the work starts, ended or failed."""
     if {job.rule.name for job in workflow.dag.jobs} <= {"plan", "status", "watch"}:
@@ -268,6 +273,13 @@ def missing_parquet(phase):
         raise WorkflowError(str(error))
     workflow.dag.forcefiles.update(missing)  # a torn file is there and still missing
     return missing
+
+
+def drop_converted_parquet():
+    """Drops what is left of files that Snakemake was to drop when it was killed."""
+    if DROPS_PARQUET:
+        for phase in PHASES:
+            phase_files(phase).drop_converted_parquet()
 
 
 def train_recipe(wildcards):

@@ -108,10 +108,3 @@ rule download_all:
     localrule: True
     message:
         "All Parquet files of all phases are there."
-
-
-def drop_converted_parquet():
-    """Drops what is left of files that Snakemake was to drop when it was killed."""
-    if DROPS_PARQUET:
-        for phase in PHASES:
-            phase_files(phase).drop_converted_parquet()

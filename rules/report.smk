@@ -137,7 +137,7 @@ for _question, _answer in {
             "../envs/python.yaml"
         params:
             script=f"scripts.report.{_question}",
-            settings=canonical_json(config),
+            settings=all_settings,
         message:
             _answer
         shell:
@@ -152,7 +152,7 @@ rule watch:
     conda:
         "../envs/python.yaml"
     params:
-        settings=canonical_json(config),
+        settings=all_settings,
     message:
         "Ctrl-C leaves the view, not the run."
     shell:

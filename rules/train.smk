@@ -7,6 +7,7 @@ rule train:
     """Trains one phase, or resumes it from its latest good checkpoint."""
     input:
         train_input,
+        tokenizer=ancient(TOKENIZER_FILES),
     output:
         MARKER,
     log:
