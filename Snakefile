@@ -39,6 +39,7 @@ onstart:
 
 
 onsuccess:
+    drop_converted_parquet()
     tell("success")
 
 

@@ -130,15 +130,16 @@ def jobs_per_second(folder: Path, shards: int, prefix: list[str]) -> float:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     ) as process:
-        while not finished(folder):
-            time.sleep(0.1)
-        start, first = time.monotonic(), finished(folder)
-        while process.poll() is None and time.monotonic() < start + RUN_SECONDS:
-            time.sleep(0.1)
-        rate = (finished(folder) - first) / (time.monotonic() - start)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return rate
+        try:
+            while not finished(folder):
+                time.sleep(0.1)
+            start, first = time.monotonic(), finished(folder)
+            while process.poll() is None and time.monotonic() < start + RUN_SECONDS:
+                time.sleep(0.1)
+            return (finished(folder) - first) / (time.monotonic() - start)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def finished(folder: Path) -> int:

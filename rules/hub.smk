@@ -70,7 +70,7 @@ for _phase in PHASES:
         params:
             phases=_phase,
             parquet=PARQUET,
-            repository=REPOSITORY,
+            repository=lambda wildcards: REPOSITORY,  # keeps {phase} as it is
         message:
             "Listing the phase's files; a table that is there already is compared, not replaced."
         shell:
@@ -95,7 +95,7 @@ rule manifest_all:
     params:
         phases=list(PHASES),
         parquet=PARQUET,
-        repository=REPOSITORY,
+        repository=lambda wildcards: REPOSITORY,  # keeps {phase} as it is
     message:
         "Listing the files of all phases; tables that are there already are compared, not replaced."
     shell:
@@ -110,7 +110,8 @@ rule download_all:
         "All Parquet files of all phases are there."
 
 
-onsuccess:
+def drop_converted_parquet():
+    """Drops what is left of files that Snakemake was to drop when it was killed."""
     if DROPS_PARQUET:
         for phase in PHASES:
             phase_files(phase).drop_converted_parquet()

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 
 import psutil
 
-PARTIAL = re.compile(r"\.partial-(\d+)$")
+HOST = socket.gethostname()  # folders are shared between nodes, process numbers are not
+PARTIAL = re.compile(rf"\.partial-{re.escape(HOST)}-(\d+)$")
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def replacing(path: Path) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path)
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    partial = path.with_name(f"{path.name}.partial-{HOST}-{os.getpid()}")
     try:
         yield partial
         sync(partial)
@@ -39,8 +41,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(path: Path) -> None:
-    """Removes partial files of `path` whose process is no longer alive."""
-    for partial in path.parent.glob(f"{path.name}.partial-*"):
+    """Removes partial files of `path` that dead processes of this machine have left."""
+    for partial in path.parent.glob(f"{path.name}.partial-{HOST}-*"):
         match = PARTIAL.search(partial.name)
         if match and not psutil.pid_exists(int(match[1])):
             partial.unlink(missing_ok=True)

@@ -35,7 +35,6 @@ reads these files from the beginning to the end:
 import argparse
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -105,11 +104,13 @@ def build_index(
     content = digest(settings | {"manifest": manifest.digest})
     folder = folder_of(output, content)
 
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="sort-") as spill:
-        key = pa.float64() if order == "rank" else pa.uint64()
-        rows = document_rows(manifest, order, seed, validation_fraction)
-        ordered = sorted_rows(rows, key, Path(spill), memory_gb, threads)
-        splits = write_documents(folder, ordered, manifest.documents, order)
+    spill = folder / "sort"
+    shutil.rmtree(spill, ignore_errors=True)  # of a run that was killed
+    key = pa.float64() if order == "rank" else pa.uint64()
+    rows = document_rows(manifest, order, seed, validation_fraction)
+    ordered = sorted_rows(rows, key, spill, memory_gb, threads)
+    splits = write_documents(folder, ordered, manifest.documents, order)
+    shutil.rmtree(spill, ignore_errors=True)
     lengths = np.load(folder / "lengths.npy", mmap_mode="r")
     train = splits["train"]["documents"]
     for split, part in (("train", lengths[:train]), ("valid", lengths[train:])):

@@ -95,6 +95,7 @@ def make_plan(settings: dict, parameters: dict, phases: list[int]) -> Plan:
     run = Run(settings["train_name"], Path(settings["paths"]["artifacts"]))
     work = pending_work(settings, parameters, phases)
     gpus = runtime["gpus"] * runtime["nodes"]
+    profile = run.artifacts / "profile" / settings["model"]
     return Plan(
         settings=settings,
         phases=work,
@@ -102,7 +103,9 @@ def make_plan(settings: dict, parameters: dict, phases: list[int]) -> Plan:
         conversion=conversion_speed(
             sampled_sidecars(settings, phases), runtime["convert_threads"], settings["plan"]
         ),
-        training=training_speed(run.step_log, parameters, gpus, settings["plan"]),
+        training=training_speed(
+            run.step_log, profile / "points", parameters, gpus, settings["plan"]
+        ),
         disks=disks(settings, parameters, run, work),
         now=time.time(),
     )

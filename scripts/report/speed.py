@@ -40,12 +40,20 @@ def recent_steps(path: Path, count: int = RECENT_STEPS) -> list[dict]:
     return steps[-count:]
 
 
-def training_speed(step_log: Path, parameters: dict, gpus: int, assumed: dict) -> Speed | None:
-    """Returns the tokens a second of the whole run; None for a CPU that has not trained yet."""
+def training_speed(
+    step_log: Path, profile: Path, parameters: dict, gpus: int, assumed: dict
+) -> Speed | None:
+    """Returns the tokens a second of the whole run; None for a CPU that has not trained yet.
+
+    `profile` is the folder of the sweep's points (rules/profiling.smk), if there was one.
+    """
     steps = recent_steps(step_log)
     if steps:
         median = statistics.median(step["tokens_per_second"] for step in steps)
         return Speed(median, f"measured, the median of the last {len(steps)} steps")
+    profiled = profiled_speeds(profile)
+    if profiled:
+        return Speed(max(profiled) * max(1, gpus), "by the profile's fastest settings")
     if not gpus:
         return None
     operations = flops_per_token(parameters["model"], parameters["hparams"]["sequence_length"])
@@ -53,6 +61,16 @@ def training_speed(step_log: Path, parameters: dict, gpus: int, assumed: dict) -
     return Speed(
         speed, f"assumed, {assumed['mfu']:.0%} of {assumed['gpu_peak_tflops']} TFLOP/s a GPU"
     )
+
+
+def profiled_speeds(points: Path) -> list[float]:
+    """Returns the tokens a second of one GPU at the sweep's points in the run's own precision."""
+    measured = (read_json(path) for path in points.glob("*.json"))
+    return [
+        point["tokens_per_second"]
+        for point in measured
+        if point["status"] == "measured" and not point["settings"]["fp8"]
+    ]
 
 
 def flops_per_token(model: dict, sequence_length: int) -> float:

@@ -1,12 +1,15 @@
 import types
+from pathlib import Path
 
 import pytest
 from megatron.training.training import num_floating_point_operations
 
+from scripts.common.files import write_json
 from scripts.common.settings import load_parameters
 from scripts.report.speed import conversion_speed, flops_per_token, recent_steps, training_speed
 from tests.report.run_files import run_of, settings_in, step, write_shard, write_steps
 
+NO_PROFILE = Path("no/profile")
 ASSUMED = {"gpu_peak_tflops": 1000, "mfu": 0.5, "convert_mb_per_second": 3}
 
 
@@ -27,21 +30,31 @@ def test_operations_are_megatrons(model):
 def test_a_run_that_has_steps_is_as_fast_as_their_median(tmp_path):
     run = run_of(settings_in(tmp_path))
     write_steps(run, [step(i, i, tokens_per_second=rate) for i, rate in enumerate([1, 5, 900])])
-    speed = training_speed(run.step_log, load_parameters("cpu_smoke"), 0, ASSUMED)
+    speed = training_speed(run.step_log, NO_PROFILE, load_parameters("cpu_smoke"), 0, ASSUMED)
     assert speed.per_second == 5
     assert "measured" in speed.source
 
 
 def test_without_steps_the_speed_is_assumed_and_says_so(tmp_path):
     parameters = load_parameters("qwen3_1p7b")
-    speed = training_speed(tmp_path / "none.jsonl", parameters, 8, ASSUMED)
+    speed = training_speed(tmp_path / "none.jsonl", NO_PROFILE, parameters, 8, ASSUMED)
     operations = flops_per_token(parameters["model"], 4096)
     assert speed.per_second == pytest.approx(8 * 1000e12 * 0.5 / operations)
     assert speed.source == "assumed, 50% of 1000 TFLOP/s a GPU"
 
 
 def test_without_steps_a_cpu_has_no_speed(tmp_path):
-    assert training_speed(tmp_path / "none", load_parameters("cpu_smoke"), 0, ASSUMED) is None
+    parameters = load_parameters("cpu_smoke")
+    assert training_speed(tmp_path / "none", NO_PROFILE, parameters, 0, ASSUMED) is None
+
+
+def test_without_steps_the_profiles_fastest_point_counts_for_every_gpu(tmp_path):
+    for name, status, speed in (("a", "measured", 9e3), ("b", "measured", 3e3), ("c", "failed", 0)):
+        point = {"status": status, "settings": {"fp8": False}, "tokens_per_second": speed}
+        write_json(tmp_path / f"{name}.json", point)
+    speed = training_speed(tmp_path / "none", tmp_path, load_parameters("qwen3_1p7b"), 8, ASSUMED)
+    assert speed.per_second == 8 * 9e3
+    assert "profile" in speed.source
 
 
 def test_recent_steps_are_read_from_the_end_of_a_long_log(tmp_path):
