@@ -56,11 +56,12 @@ def numbers(record: dict) -> tuple:
     return tuple(record.get(name) for name in names)
 
 
-def differing_steps(reference: Run, run: Run) -> list[int]:
-    """Returns iterations of which a line, also of a lost step, differs from the reference."""
+def differing_steps(reference: Run, run: Run, last: int) -> list[int]:
+    """Returns iterations up to `last` of which a line, also of a lost step, differs."""
     expected = {
         ("validation_loss" in record, record["iteration"]): numbers(record)
         for record in read_lines(reference.step_log)
+        if record["iteration"] <= last
     }
     found = defaultdict(set)
     for record in read_lines(run.step_log):
@@ -145,7 +146,7 @@ def main(argv: list[str] | None = None) -> None:
             raise SystemExit("the run could not be completed after the interruptions")
         last = read_json(test.run.marker(args.phases))["last_iteration"]
         differences = {
-            "steps": len(differing_steps(reference, test.run)),
+            "steps": len(differing_steps(reference, test.run, last)),
             "tensors": len(
                 differing_tensors(
                     folder_of(reference.checkpoints, last), folder_of(test.run.checkpoints, last)

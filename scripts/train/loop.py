@@ -9,14 +9,18 @@ import of this module.
 import argparse
 import functools
 import math
+import multiprocessing
 import shutil
+import signal
 import time
+from multiprocessing.managers import SyncManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import mpu
 from megatron.core.datasets import utils as dataset_utils
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.enums import ModelType
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.utils import get_batch_on_this_tp_rank
@@ -252,8 +256,20 @@ def add_saves(plan: dict) -> None:
         save(*args, **kwargs)
         last_save = time.monotonic()
 
+    filesystem_async.get_write_results_queue = results_queue
     training.checkpoint_and_decide_exit = save_when_due
     training.save_checkpoint_and_time = save_with_room
+
+
+@functools.cache
+def results_queue(mode: str = "spawn") -> Any:
+    """Returns Megatron's queue between a rank and its writers, in a process deaf to SIGTERM.
+
+    Slurm sends that to every process of a job; without the queue the save would not end.
+    """
+    manager = SyncManager(ctx=multiprocessing.get_context(mode))
+    manager.start(signal.signal, (signal.SIGTERM, signal.SIG_IGN))
+    return manager.Queue()
 
 
 def is_save_due(last_save: float, minutes: float) -> bool:
