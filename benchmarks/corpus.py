@@ -4,7 +4,7 @@ English, Chinese, code, mathematics and other languages: documentation, manual p
 sources. Their licences differ, so the text is for measuring only and never part of the project.
 A package that this machine cannot fetch is left out and named.
 
-    python benchmarks/corpus.py --folder /var/tmp/corpus --megabytes 300
+    python benchmarks/corpus.py --folder FOLDER --megabytes 300
 """
 
 import argparse

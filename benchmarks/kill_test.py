@@ -1,7 +1,7 @@
 """Interrupts a training run again and again, and compares it with one that nobody touched.
 
-    python -m benchmarks.kill_test --folder /tmp/kill_test --interruptions 50 --seed 1 \\
-        --output benchmarks/results/kill_test.md
+    python -m benchmarks.kill_test --folder FOLDER --interruptions 50 --seed 1 \\
+        --output kill_test.md
 
 Runs the smoke workflow's phases twice on the CPU, through Snakemake: once undisturbed, once
 with interruptions of every kind at seeded moments. At the end each step's loss, rate and gradient

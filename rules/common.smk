@@ -287,6 +287,12 @@ def train_recipe(wildcards):
     return canonical_json(phase_recipe(PARAMETERS, int(wildcards.phase)))
 
 
+def later_lengths(wildcards):
+    """How long the phases after this one are, for the launcher's estimate of the run's end."""
+    later = PARAMETERS["data"]["phases"][int(wildcards.phase) : config["phases"]]
+    return canonical_json([phase["length"] for phase in later])
+
+
 def is_trained(phase, recipe):
     """Whether the phase is complete under this recipe; then its shards no longer matter."""
     marker = Path(MARKER.format(phase=phase))

@@ -27,6 +27,7 @@ rule train:
         train_name=config["train_name"],
         artifacts=ARTIFACTS,
         tokenizer=TOKENIZER,
+        later_lengths=later_lengths,
     params:
         recipe=train_recipe,
         index=lambda wildcards: INDEX.format(phase=wildcards.phase),
@@ -38,6 +39,7 @@ rule train:
         " --tokenizer {resources.tokenizer:q}"
         " --recipe {params.recipe:q}"
         " --runtime {resources.settings:q}"
+        " --later-lengths {resources.later_lengths:q}"
         " --gpus $(({resources.gpu} / {resources.nodes}))"
         " --log {log:q}"
         " --marker {output:q}"
@@ -82,6 +84,7 @@ rule preflight:
         " --model {resources.model:q}"
         " --tokenizer {resources.tokenizer:q}"
         " --artifacts {resources.artifacts:q}"
+        " --later-lengths {resources.later_lengths:q}"
         " --gpus $(({resources.gpu} / {resources.nodes}))"
         " --nodes {resources.nodes}"
         " 2>&1 | tee {log:q}"
