@@ -66,7 +66,7 @@ CONVERSION = shlex.join(  # put together once, not by each of 50,000 jobs
         *("--invalid-utf8", RECIPE["invalid_utf8"]),
     ]
 )
-INSPECTION = f"{ARTIFACTS}/inspection/phase{{phase}}/summary.json"
+INSPECTION = f"{ARTIFACTS}/inspection/phase{{phase}}"
 HUB = config["hub"]
 FROM_HUB = RECIPE["source"] == "hub"
 DROPS_PARQUET = FROM_HUB and not config["runtime"]["keep_parquet"]

@@ -103,6 +103,10 @@ rule overview:
         settings=canonical_json(config),
     params:
         figures=lambda wildcards, input: Path(input.figures[0]).parent,
+        # No inputs: a run need not have been inspected.
+        inspections=[
+            f"{INSPECTION}/summary.json".format(phase=phase) for phase in PHASES
+        ],
     shell:
         "exec python -m scripts.report.page --config {resources.settings:q}"
         " --figures {params.figures:q}"
@@ -110,6 +114,7 @@ rule overview:
         " --held-out {input.held_out:q}"
         " --benchmarks {input.benchmarks:q}"
         " --samples {input.samples:q}"
+        " --inspection {params.inspections:q}"
         " --output {output:q} > {log:q} 2>&1"
 
 

@@ -3,7 +3,7 @@
     python -m scripts.report.page --config config.yaml --figures FOLDER --output overview.html
 
 The stages' files are found through config.yaml. Results that a run need not have (held-out loss,
-benchmarks, samples) are given by name and left out where they are not.
+benchmarks, samples, inspection) are given by name and left out where they are not.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from scripts.train.run import Run
 from scripts.train.step_log import duration
 
 FIGURES = ("lengths", "ranks", "loss", "learning_rate", "gradient", "throughput")
+RESULTS = ("verdict", "held_out", "benchmarks", "samples", "inspection")
 NUMBER = re.compile(r"[\d.,]+( ?[kMGTP]?B(/s)?|%|e[-+]\d+)?|")
 
 
@@ -42,9 +43,8 @@ def page_content(
         for phase in range(1, settings["phases"] + 1)
     ]
     history = read_history(run.step_log)
-    verdicts, held_out, benchmarks, samples = (
-        [read_json(path) for path in results[kind]]
-        for kind in ("verdict", "held_out", "benchmarks", "samples")
+    verdicts, held_out, benchmarks, samples, inspections = (
+        [read_json(path) for path in results[kind]] for kind in RESULTS
     )
     batch = parameters["hparams"]["global_batch_size"]
     return {
@@ -56,6 +56,8 @@ def page_content(
         "facts": facts(history, indices, verdicts, batch),
         "figures": {name: svg(figures / f"{name}.svg") for name in FIGURES},
         "data": tables.data_rows(indices),
+        "inspected": bool(inspections),
+        "findings": [text for summary in inspections for text in summary["problems"]],
         "conversion": tables.conversion_rows(indices),
         "training": tables.training_rows(run, history),
         "interruptions": tables.interruption_rows(history),
@@ -137,13 +139,13 @@ def main(argv: list[str] | None = None) -> None:
         "--config", nargs="+", default=["config.yaml"], help="YAML files or JSON; later ones win"
     )
     parser.add_argument("--figures", type=Path, required=True, help="folder of the SVG files")
-    for kind in ("verdict", "held-out", "benchmarks", "samples"):
-        parser.add_argument(f"--{kind}", type=Path, nargs="*", default=[], help="results, JSON")
+    for kind in RESULTS:
+        option = f"--{kind.replace('_', '-')}"
+        parser.add_argument(option, type=Path, nargs="*", default=[], help="results, JSON")
     parser.add_argument("--output", type=Path, required=True, help="HTML to write")
     arguments = parser.parse_args(argv)
     results = {
-        kind: [path for path in getattr(arguments, kind) if path.exists()]
-        for kind in ("verdict", "held_out", "benchmarks", "samples")
+        kind: [path for path in getattr(arguments, kind) if path.exists()] for kind in RESULTS
     }
     try:
         settings = load_settings(*arguments.config)

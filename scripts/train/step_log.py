@@ -1,7 +1,7 @@
 """One line a step: for people on the terminal, for programs as JSON (artifacts/logs/<run>.jsonl).
 
 Step lines: iteration, phase, phase_iteration, loss, learning_rate, grad_norm, tokens_per_second,
-tflops_per_gpu, mfu, consumed_samples, consumed_tokens, data_position (share of the phase's data
+tflops_per_gpu, mfu, memory_gb, consumed_samples, consumed_tokens, data_position (share of the data
 that has been read), seconds, mean_seconds (of this launch, moving), time.
 Validation lines: iteration, phase, validation_loss, time.
 After a crash the steps since the last checkpoint are run again and written again: the last line of
@@ -84,6 +84,7 @@ class StepLog:
             "tokens_per_second": round(args.global_batch_size * args.seq_length / seconds),
             "tflops_per_gpu": round(tflops, 4),
             "mfu": self._mfu(tflops),
+            "memory_gb": self._memory(),
             "consumed_samples": args.consumed_train_samples,
             "consumed_tokens": args.consumed_train_samples * args.seq_length,
             "data_position": self._data_position(iteration, args.global_batch_size),
@@ -128,6 +129,12 @@ class StepLog:
         name = torch.cuda.get_device_name()
         peaks = [peak for device, peak in PEAK_TFLOPS.items() if device in name]
         return round(tflops / peaks[-1], 4) if peaks else None
+
+    def _memory(self) -> float | None:
+        """Returns the most memory that this GPU's tensors have taken, in GB; None on a CPU."""
+        import torch
+
+        return round(torch.cuda.max_memory_allocated() / 1e9, 2) or None
 
     def _data_position(self, iteration: int, global_batch_size: int) -> float:
         """Returns the share of the phase's samples that has been read."""

@@ -58,3 +58,17 @@ def test_figures_are_well_formed_and_have_a_dark_side(smoke_run, name):
     svg = ElementTree.parse(path).getroot()
     assert svg.attrib["aria-label"]
     assert "prefers-color-scheme:dark" in path.read_text(encoding="utf-8")
+
+
+def test_the_page_shows_what_inspection_found_also_where_that_is_a_failure(finished: Checkout):
+    name = "part-00001.parquet"
+    raw = finished.path / "smoke/data/parquet/phase4" / name
+    content = raw.read_bytes()
+    pd.read_parquet(raw).assign(rank=float("nan")).to_parquet(raw)
+    assert name in finished.smoke("inspect_phase4", succeeds=False)
+    raw.write_bytes(content)
+    (finished.path / "smoke/artifacts/report/overview.html").unlink()
+    finished.smoke("smoke/artifacts/report/overview.html")
+    page = (finished.path / "smoke/artifacts/report/overview.html").read_text(encoding="utf-8")
+    findings = page[page.index("What inspection found") : page.index("What conversion met")]
+    assert name in findings
