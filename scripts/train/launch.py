@@ -215,7 +215,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         type=json.loads,
         help="JSON list: `length` of each later phase, to tell when the run will end",
     )
-    parser.add_argument("--gpus", type=int, help="GPUs of this node; default: the runtime's")
+    parser.add_argument(
+        "--gpus",
+        type=int,
+        help="GPUs that this job got on this node; fewer than the runtime's are refused",
+    )
     parser.add_argument("--train-name", required=True, help="the run")
     parser.add_argument("--artifacts", type=Path, required=True)
     parser.add_argument("--log", type=Path, help="default: ARTIFACTS/logs/TRAIN_NAME.log")
@@ -232,12 +236,20 @@ def from_environment() -> dict:
         raise RunError(f"{', '.join(given)}: {error}") from error
 
 
+def check_gpus(given: int | None, needed: int) -> None:
+    """Refuses fewer GPUs than the run is set to: Snakemake clips a job to its limit silently."""
+    if given is not None and given < needed:
+        raise RunError(
+            f"this job has {given} GPUs of a node and runtime.gpus asks for {needed}: give Snakemake "
+            f"enough (--resources gpu={needed} on one node), or set runtime.gpus to {given}"
+        )
+
+
 def launch(args: argparse.Namespace, nodes: Nodes, console: Console) -> int:
     """Trains the phase that the command line names; returns the exit code."""
     run = Run(args.train_name, args.artifacts.resolve())
     runtime = args.runtime | from_environment()
-    if args.gpus is not None:
-        runtime["gpus"] = args.gpus
+    check_gpus(args.gpus, runtime["gpus"])
     if not nodes.leads:
         return follow(run, runtime, nodes, console)
     with leading(nodes) as announce, only_trainer(run):

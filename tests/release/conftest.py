@@ -30,7 +30,7 @@ def architecture(model_file):
     return Architecture.read(model_file)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def process_group():
     with megatron_model.one_process():
         yield

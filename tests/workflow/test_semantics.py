@@ -144,4 +144,4 @@ def test_fewer_gpus_than_the_run_needs_are_refused(finished: Checkout) -> None:
         "--show-failed-logs",
         succeeds=False,
     )
-    assert "8" in output and "4 GPUs" in output
+    assert "this job has 4 GPUs of a node and runtime.gpus asks for 8" in output
