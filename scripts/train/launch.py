@@ -240,8 +240,8 @@ def check_gpus(given: int | None, needed: int) -> None:
     """Refuses fewer GPUs than the run is set to: Snakemake clips a job to its limit silently."""
     if given is not None and given < needed:
         raise RunError(
-            f"this job has {given} GPUs of a node and runtime.gpus asks for {needed}: give Snakemake "
-            f"enough (--resources gpu={needed} on one node), or set runtime.gpus to {given}"
+            f"this job has {given} GPUs of a node and runtime.gpus asks for {needed}: give more "
+            f"(--resources gpu={needed} on one node), or set runtime.gpus to {given}"
         )
 
 
