@@ -52,9 +52,10 @@ def make_checkpoint(tmp_path_factory, architecture):
     def make(seed=0, iteration=100, dtype=torch.float32, architecture=architecture):
         folder = tmp_path_factory.mktemp("run") / f"iter_{iteration:07d}"
         folder.mkdir()
-        model = megatron_model.build(architecture, dtype)
-        randomize(model, seed)
-        megatron_model.save(model, folder, iteration=iteration)
+        with megatron_model.one_process():
+            model = megatron_model.build(architecture, dtype)
+            randomize(model, seed)
+            megatron_model.save(model, folder, iteration=iteration)
         return folder
 
     return make
