@@ -1,12 +1,12 @@
 """The step log as tables: the steps that made the model, and what interrupted them."""
 
-import json
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+from scripts.train.step_log import read_records
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,7 @@ class History:
 
 def read_history(path: Path) -> History:
     """Reads a step log; raises ValueError if it has no step. Lines cut by a crash are left out."""
-    records = []
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            with suppress(json.JSONDecodeError):
-                records.append(json.loads(line))
+    records = read_records(path)
     steps = [record for record in records if "learning_rate" in record]
     if not steps:
         raise ValueError(f"{path} has no training step: train a phase first")

@@ -10,27 +10,30 @@ an iteration is the one that counts, which is what `read_steps` returns.
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 PEAK_TFLOPS = {"H100": 989, "H200": 989, "GH200": 989, "B200": 2250, "A100": 312, "A800": 312}
 
 
-def read_steps(path: Path) -> tuple[list[dict], list[dict]]:
-    """Returns the steps and the validations of a run, one an iteration, in ascending order.
-
-    A last line that a crash cut short is left out.
-    """
-    steps: dict[int, dict] = {}
-    validations: dict[int, dict] = {}
+def read_records(path: Path) -> list[dict]:
+    """Returns the lines of a step log as they were written, without those cut by a crash."""
+    records = []
     with Path(path).open(encoding="utf-8") as file:
         for line in file:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            kind = validations if "validation_loss" in record else steps
-            kind[record["iteration"]] = record
+            with suppress(json.JSONDecodeError):
+                records.append(json.loads(line))
+    return records
+
+
+def read_steps(path: Path) -> tuple[list[dict], list[dict]]:
+    """Returns the steps and the validations of a run, one an iteration, in ascending order."""
+    steps: dict[int, dict] = {}
+    validations: dict[int, dict] = {}
+    for record in read_records(path):
+        kind = validations if "validation_loss" in record else steps
+        kind[record["iteration"]] = record
     return [steps[i] for i in sorted(steps)], [validations[i] for i in sorted(validations)]
 
 
