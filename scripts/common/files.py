@@ -1,9 +1,10 @@
-"""Files that are either whole or absent: atomic writes, digests, JSON.
+"""Files that are either whole or absent: atomic writes, locks, digests, JSON.
 
 Every file that this project leaves behind goes through `replacing`: it is written beside its final
 name, flushed to the disk and renamed, so that a crash or a full disk leaves the old file or none.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -12,7 +13,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 
@@ -46,6 +47,23 @@ def remove_abandoned(path: Path) -> None:
         match = PARTIAL.search(partial.name)
         if match and not psutil.pid_exists(int(match[1])):
             partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, busy: str) -> Iterator[BinaryIO]:
+    """Opens a file for appending, made if absent, that one process at a time can open this way.
+
+    The system frees the lock even when the process is killed. Raises BlockingIOError with the
+    message `busy` where another process holds it.
+    """
+    with Path(path).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(file.fileno()), Path(path).stat()):
+                raise FileNotFoundError  # its last holder moved it between our open and our lock
+        except (BlockingIOError, FileNotFoundError):
+            raise BlockingIOError(busy) from None
+        yield file
 
 
 def sync(path: Path) -> None:

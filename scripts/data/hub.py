@@ -6,7 +6,6 @@ what arrives is compared with the hub's digest before it gets its name; errors a
 Files that huggingface_hub fetches by Xet start anew instead (`HF_HUB_DISABLE_XET=1` avoids Xet).
 """
 
-import fcntl
 import hashlib
 import shutil
 import time
@@ -29,7 +28,7 @@ from huggingface_hub.file_download import http_get, is_xet_available, xet_get
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers
 
-from scripts.common.files import sha256, sync
+from scripts.common.files import locked, sha256, sync
 
 RETRIES = 5
 TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
@@ -101,18 +100,19 @@ class Repository:
         """Fetches a file to `target`, which appears only when its content has been checked.
 
         A file that is there already and has the right content is kept. Bytes that an earlier
-        attempt fetched lie beside `target` in a `.partial` file and are used. Raises HubError.
+        attempt fetched lie beside `target` in a `.partial` file and are used. Raises HubError, and
+        BlockingIOError while another process downloads the file.
         """
         if target.exists() and file.matches(target):
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        with exclusively(target.with_name(f"{target.name}.{file.digest[:8]}.partial")) as partial:
+        fetched = target.with_name(f"{target.name}.{file.digest[:8]}.partial")
+        with locked(fetched, f"{target} is being downloaded by another process") as partial:
             resumed = size(partial) > 0
             intact = self._fetch(file, partial)
             if resumed and not intact:  # what the earlier attempt left was torn
                 partial.truncate(0)
                 intact = self._fetch(file, partial)
-            fetched = Path(partial.name)
             if not intact:
                 fetched.unlink()
                 raise HubError(
@@ -199,17 +199,6 @@ def persistent[Result](call: Callable[[], Result]) -> Result:
             pass
         time.sleep(2**attempt)
     return call()
-
-
-@contextmanager
-def exclusively(path: Path) -> Iterator[BinaryIO]:
-    """Opens a partial file for appending; refuses if another process has it open this way."""
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise HubError(f"{path} is being downloaded by another process") from error
-        yield file
 
 
 def size(file: BinaryIO) -> int:

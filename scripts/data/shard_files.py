@@ -1,14 +1,12 @@
 """The files of one shard, written together or not at all, by one process at a time."""
 
 import errno
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.common.files import sync
+from scripts.common.files import locked, sync
 
 
 @dataclass(frozen=True)
@@ -56,27 +54,6 @@ class ShardFiles:
 
 
 @contextmanager
-def exclusive(lock: Path, busy: str) -> Iterator[None]:
-    """Holds a lock file that the system frees even when the process is killed.
-
-    Raises BlockingIOError with the message `busy` where another process holds it.
-    """
-    descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not lock.exists() or not os.path.samestat(os.fstat(descriptor), lock.stat()):
-            raise BlockingIOError  # its last holder removed it between our open and our lock
-    except BlockingIOError:
-        os.close(descriptor)
-        raise BlockingIOError(busy) from None
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-@contextmanager
 def writing(shard: ShardFiles) -> Iterator[ShardFiles]:
     """Yields the partial files to write to, and gives them their final names after the block.
 
@@ -85,7 +62,7 @@ def writing(shard: ShardFiles) -> Iterator[ShardFiles]:
     """
     shard.prefix.parent.mkdir(parents=True, exist_ok=True)
     partial = shard.partial()
-    with exclusive(shard.lock, f"another process is writing {shard.prefix}.*; wait for it"):
+    with locked(shard.lock, f"another process is writing {shard.prefix}.*; wait for it"):
         try:
             _remove(partial)
             yield partial
@@ -110,6 +87,7 @@ def writing(shard: ShardFiles) -> Iterator[ShardFiles]:
             ) from error
         finally:
             _remove(partial)
+            shard.lock.unlink(missing_ok=True)
 
 
 def _remove(files: ShardFiles) -> None:

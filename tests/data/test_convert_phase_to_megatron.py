@@ -13,10 +13,10 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from transformers import AutoTokenizer
 
+from scripts.common.files import locked
 from scripts.data import convert_phase_to_megatron
 from scripts.data.convert_phase_to_megatron import main
 from scripts.data.engines import EngineError, FastokensEngine
-from scripts.data.shard_files import exclusive
 
 END = 1021
 
@@ -298,7 +298,7 @@ class TestCrashes:
         (tmp_path / "out").mkdir()
         lock = tmp_path / "out" / "phase3_part-00000_text_document.lock"
         with (
-            exclusive(lock, "busy"),
+            locked(lock, "busy"),
             pytest.raises(SystemExit, match=r"another process is writing .*part-00000"),
         ):
             convert(parquet(["a"]))

@@ -8,6 +8,7 @@ import time
 import huggingface_hub.constants
 import pytest
 
+from scripts.common.files import locked
 from scripts.data import download_kaiyuan, hub, source_manifest
 from scripts.data.hub import HubError, RemoteFile, Repository
 from scripts.data.source_table import read_table
@@ -250,7 +251,7 @@ def test_a_second_process_does_not_write_to_the_same_partial_file(listed, parque
     digest = sha256(FILES[f"phase1/{NAME}"])
     (parquet / "phase1").mkdir()
     with (
-        hub.exclusively(parquet / "phase1" / f"{NAME}.{digest[:8]}.partial"),
+        locked(parquet / "phase1" / f"{NAME}.{digest[:8]}.partial", "busy"),
         pytest.raises(SystemExit, match="by another process"),
     ):
         download(parquet, NAME)
