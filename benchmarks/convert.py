@@ -7,11 +7,12 @@ installed are left out; `pip install datatrove datasets` brings two of them, a c
 Megatron-LM the third. Results are kept in results.json of the folder, so that contenders can be
 measured one at a time with `--contenders`; the table is always of all that is there.
 
-Wall time, CPU time of all processes, peak memory (PSS of all processes, sampled), and whether .bin
-and .idx are the same, byte for byte, as the first contender's.
+Wall time, CPU time of all processes, those too that outlive their parents, peak memory (PSS of all
+processes, sampled), and whether .bin and .idx are the same, byte for byte, as the first one's.
 """
 
 import argparse
+import ctypes
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -41,6 +43,7 @@ NAMES = {
     "ours_each": "ours, one process a file",
     "ours": "ours",
 }
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 SAMPLE = 0.2  # seconds between looks at the memory
 SCALING = (1, 2, 4, 8, 16, 32, 64)
 
@@ -73,6 +76,7 @@ def measure(name: str, job: dict) -> dict:
     output.mkdir(parents=True)
     path = output / "job.json"
     path.write_text(json.dumps(job, default=str))
+    adopt_orphans()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     process = subprocess.Popen(
@@ -84,6 +88,7 @@ def measure(name: str, job: dict) -> dict:
     memory.start()
     said, _ = process.communicate()
     wall = time.perf_counter() - started
+    wait_for_orphans()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if process.returncode:
         sys.exit(f"error: {name} failed; see {output / 'stderr.log'}")
@@ -99,6 +104,18 @@ def measure(name: str, job: dict) -> dict:
     }
     shutil.rmtree(output)
     return result
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants that lose theirs, as a fork server does."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def wait_for_orphans() -> None:
+    """Waits for what is left: the system counts the time of children that were waited for."""
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
 def tokenizer_folder(folder: Path) -> Path:

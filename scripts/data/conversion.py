@@ -139,6 +139,29 @@ def convert(
             return write_shard(path, unfinished, how.on_reference(error), settings, pool, progress)
 
 
+def finished(path: Path, shard: ShardFiles, recipe: dict) -> bool:
+    """Says whether a shard is whole and was made by this recipe of what the file holds now.
+
+    A file is read again only where its time stamp is newer than the shard, as in shards.py.
+    """
+    try:
+        sidecar = files.read_json(shard.sidecar)
+        written, source = shard.sidecar.stat(), path.stat()
+        return (
+            sidecar["recipe"] == recipe
+            and sidecar["bin"]["bytes"] == shard.bin.stat().st_size
+            and sidecar["idx"]["bytes"] == shard.idx.stat().st_size
+            and (sidecar["rank"] is None or shard.ranks.exists())
+            and sidecar["source"]["bytes"] == source.st_size
+            and (
+                source.st_mtime_ns <= written.st_mtime_ns
+                or sidecar["source"]["sha256"] == files.sha256(path)
+            )
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # a shard that is not there, or whose sidecar is damaged
+
+
 def write_shard(
     path: Path,
     shard: ShardFiles,
@@ -176,7 +199,7 @@ def write_shard(
         "invalid_utf8": content.counts["invalid_utf8"],
         "special_token_text": content.counts["special_token_text"],
         "end_of_document_id": how.end_of_document_id,
-        "tokenizer_sha256": how.tokenizer.sha256,
+        "tokenizer_sha256": settings.recipe["tokenizer_sha256"],
         "engine": how.engine.name,
         "engine_version": how.engine.version,
         "fell_back": how.fell_back,

@@ -9,8 +9,9 @@ ranks. There is no JSONL in between and no second pass; memory does not grow wit
         --output-prefix-prefix phase1 --tokenizer-model data/tokenizer
 
 writes data/converted/megatron_phase1/phase1_part-00000_text_document.{bin,idx,json}. Several files
-share the start of one process (about a second); each is whole or absent, and a file that cannot be
-converted does not keep the others from it.
+share the start of one process (about a second). Each shard appears as soon as it is whole; a file
+that cannot be converted does not keep the others from it, and is named at the end. Shards that are
+there already and up to date are kept: delete one to have it made again.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from scripts.data.conversion import ENGINES, Settings, convert, tokenization
+from scripts.data.conversion import ENGINES, Settings, convert, finished, tokenization
 from scripts.data.engines import TokenizerFolder
 from scripts.data.shard_files import ShardFiles
 from scripts.data.shards import conversion_recipe
@@ -92,40 +93,41 @@ def shard_files(arguments: argparse.Namespace, path: Path) -> ShardFiles:
 
 
 def convert_all(arguments: argparse.Namespace, inputs: list[Path]) -> list[str]:
-    """Converts the files and returns what went wrong."""
-    how = tokenization(
-        TokenizerFolder(
-            arguments.tokenizer_model,
-            special_tokens_as_text=arguments.special_tokens_in_text == "as_text",
-        ),
+    """Converts the files that are not converted yet and returns what went wrong."""
+    tokenizer = TokenizerFolder(
+        arguments.tokenizer_model,
+        special_tokens_as_text=arguments.special_tokens_in_text == "as_text",
+    )
+    recipe = conversion_recipe(
+        arguments.tokenizer_model,
+        arguments.text_key,
         arguments.end_of_document,
-        arguments.tokenizer_engine,
+        arguments.special_tokens_in_text,
+        arguments.invalid_utf8,
     )
-    settings = Settings(
-        conversion_recipe(
-            arguments.tokenizer_model,
-            arguments.text_key,
-            arguments.end_of_document,
-            arguments.special_tokens_in_text,
-            arguments.invalid_utf8,
-        ),
-        batch_rows=arguments.batch_size,
-        threads=arguments.workers_per_shard,
-    )
-    shards = [shard_files(arguments, path) for path in inputs]
-    if twice := [shard for shard, count in Counter(shards).items() if count > 1]:
+    shards = {path: shard_files(arguments, path) for path in inputs}
+    if twice := [shard for shard, count in Counter(shards.values()).items() if count > 1]:
         raise ValueError(f"several files of that name would become {twice[0].bin}")
+    pending = {path: shard for path, shard in shards.items() if not finished(path, shard, recipe)}
+    if kept := len(shards) - len(pending):
+        print(f"{kept} of {len(shards)} shards are there already and up to date")
+    if not pending:
+        return []
+    how = tokenization(tokenizer, arguments.end_of_document, arguments.tokenizer_engine)
+    settings = Settings(
+        recipe, batch_rows=arguments.batch_size, threads=arguments.workers_per_shard
+    )
     failures = []
     with (
-        tqdm(total=sum(map(rows, inputs)), unit=" rows", unit_scale=True, disable=None) as bar,
+        tqdm(total=sum(map(rows, pending)), unit=" rows", unit_scale=True, disable=None) as bar,
         ThreadPoolExecutor(arguments.num_shards * arguments.workers_per_shard) as tokenizers,
         ThreadPoolExecutor(arguments.num_shards) as converters,
     ):
-        work = [
-            converters.submit(convert, path, shard, how, settings, tokenizers, bar.update)
-            for path, shard in zip(inputs, shards, strict=True)
-        ]
-        for shard, future in zip(shards, work, strict=True):
+        work = {
+            shard: converters.submit(convert, path, shard, how, settings, tokenizers, bar.update)
+            for path, shard in pending.items()
+        }
+        for shard, future in work.items():
             try:
                 bar.write(summary(shard, future.result()))
             except (ValueError, OSError, RuntimeError) as error:

@@ -101,7 +101,6 @@ class TokenizerFolder:
                 f"{self.file} is missing; give the folder that holds the tokenizer's four files"
             )
         self.special_tokens_as_text = special_tokens_as_text
-        self.sha256 = sha256(self.file)
 
     def load(self) -> None:
         """Loads both engines at once: each takes up to a second, and they need no lock."""
@@ -112,6 +111,11 @@ class TokenizerFolder:
         # Both parse 11 MB of JSON; glibc would keep over 100 MB that they have freed.
         with suppress(AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The digest of the definition."""
+        return sha256(self.file)
 
     @cached_property
     def reference(self) -> TokenizersEngine:

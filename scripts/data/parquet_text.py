@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 RANK_KEY = "rank"
@@ -129,7 +128,7 @@ class ParquetTexts:
     def _ranks(self, first: int, column: pa.ChunkedArray) -> np.ndarray:
         """Returns the ranks as float64, NaN where they are missing."""
         try:
-            return pc.cast(column, pa.float64()).to_numpy()
+            return column.cast(pa.float64()).to_numpy()
         except pa.ArrowInvalid as error:
             place = f"{self.path}, column {RANK_KEY!r}, at or after row {first}"
             raise ParquetError(f"{place}: {error}") from error

@@ -1,5 +1,6 @@
 import json
 import multiprocessing
+import shutil
 import signal
 import subprocess
 import sys
@@ -229,15 +230,6 @@ class TestErrors:
             convert(parquet(["a"]), *options)
         assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
-    def test_a_bad_file_does_not_keep_others_from_being_converted(self, command, parquet, tmp_path):
-        bad = tmp_path / "bad.parquet"
-        bad.write_bytes(b"PAR1 nothing PAR1")
-        with pytest.raises(SystemExit, match=r"error: .*bad.parquet is not a readable") as exit_:
-            main(command(parquet(["a"], "first"), bad, parquet(["b"], "last")))
-        assert len(str(exit_.value).splitlines()) == 1
-        names = sorted(path.stem for path in (tmp_path / "out").glob("*.idx"))
-        assert names == ["phase3_first_text_document", "phase3_last_text_document"]
-
     def test_files_that_would_become_one_shard_are_refused(self, command, parquet, tmp_path):
         (tmp_path / "other").mkdir()
         with pytest.raises(SystemExit, match=r"several files of that name would become .*\.bin"):
@@ -331,14 +323,78 @@ class TestCrashes:
             subprocess.run(["umount", str(out)], check=True)
 
 
-def test_several_files_and_threads_give_the_same_shards(command, parquet, tmp_path):
-    paths = [parquet([f"{n} {i} text" * i for i in range(300)], f"part-{n}") for n in range(4)]
-    main(command(*paths))
-    alone = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.[bi]*")}
-    many = "--num-shards", "3", "--workers-per-shard", "4", "--batch-size", "7"
-    main(command(*paths, options=many))
-    assert len(alone) == 8
-    assert alone == {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.[bi]*")}
+class TestSeveralFiles:
+    def test_threads_give_the_same_shards(self, command, parquet, tmp_path):
+        paths = [parquet([f"{n} {i} text" * i for i in range(300)], f"part-{n}") for n in range(4)]
+        main(command(*paths))
+        alone = shard_bytes(tmp_path / "out")
+        shutil.rmtree(tmp_path / "out")
+        many = "--num-shards", "3", "--workers-per-shard", "4", "--batch-size", "7"
+        main(command(*paths, options=many))
+        assert len(alone) == 8
+        assert alone == shard_bytes(tmp_path / "out")
+
+    def test_each_shard_is_there_before_the_next_is_begun(
+        self, command, parquet, monkeypatch, tmp_path
+    ):
+        right, there = FastokensEngine.encode, {}
+
+        def encode(self, texts):
+            there[texts[0]] = {path.name for path in (tmp_path / "out").glob("*.idx")}
+            return right(self, texts)
+
+        monkeypatch.setattr(FastokensEngine, "encode", encode)
+        main(command(parquet(["first"], "a"), parquet(["second"], "b")))
+        assert there["first"] == set()
+        assert there["second"] == {"phase3_a_text_document.idx"}
+
+    def test_bad_files_do_not_keep_others_from_being_converted(self, command, parquet, tmp_path):
+        bad = [tmp_path / "bad.parquet", tmp_path / "worse.parquet"]
+        for path in bad:
+            path.write_bytes(b"PAR1 nothing PAR1")
+        with pytest.raises(SystemExit) as exit_:
+            main(command(parquet(["a"], "first"), *bad, parquet(["b"], "last")))
+        said = str(exit_.value).splitlines()
+        assert [line.split(" is not a readable")[0] for line in said] == [
+            f"error: {p}" for p in bad
+        ]
+        names = sorted(path.stem for path in (tmp_path / "out").glob("*.idx"))
+        assert names == ["phase3_first_text_document", "phase3_last_text_document"]
+
+    def test_those_that_are_up_to_date_are_kept(self, command, parquet, tmp_path, capsys):
+        paths = [parquet([name], name) for name in ("whole", "torn", "changed", "touched")]
+        main(command(*paths))
+        before = {path: path.stat().st_ino for path in (tmp_path / "out").glob("*.bin")}
+        (tmp_path / "out/phase3_torn_text_document.bin").write_bytes(b"")
+        parquet(["CHANGED"], "changed")
+        paths[3].touch()
+        main(command(*paths, parquet(["new"], "new")))
+        kept = {
+            path.name.split("_")[1] for path, inode in before.items() if path.stat().st_ino == inode
+        }
+        assert kept == {"whole", "touched"}
+        assert "2 of 5 shards are there already" in capsys.readouterr().out
+        assert len(list((tmp_path / "out").glob("*.idx"))) == 5
+
+    @pytest.mark.parametrize(
+        "options", [["--end-of-document", "1023"], ["--special-tokens-in-text", "as_special"]]
+    )
+    def test_other_settings_make_them_again(self, command, parquet, tmp_path, options):
+        path = parquet(["a<|endoftext|>"])
+        main(command(path))
+        before = shard_bytes(tmp_path / "out")
+        main(command(path, options=options))
+        assert shard_bytes(tmp_path / "out") != before
+
+    def test_nothing_to_do_loads_no_tokenizer(self, command, parquet, monkeypatch):
+        path = parquet(["a"])
+        main(command(path))
+        monkeypatch.delattr(convert_phase_to_megatron, "tokenization")
+        main(command(path))
+
+
+def shard_bytes(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*.[bi]*")}
 
 
 def test_a_folder_is_converted_with_the_original_command_line(tokenizer_folder, parquet, tmp_path):
