@@ -21,6 +21,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
@@ -168,6 +169,7 @@ def main(argv: list[str] | None = None) -> None:
     if not inputs:
         sys.exit(f"error: no *.parquet in {arguments.input_dir}")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once; the next run removes what is left over
+    pa.set_memory_pool(pa.system_memory_pool())  # mimalloc is slow where another thread frees
     try:
         failures = convert_all(arguments, inputs)
     except (ValueError, OSError, RuntimeError) as error:
