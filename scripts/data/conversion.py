@@ -142,7 +142,8 @@ def convert(
 def finished(path: Path, shard: ShardFiles, recipe: dict) -> bool:
     """Says whether a shard is whole and was made by this recipe of what the file holds now.
 
-    A file is read again only where its time stamp is newer than the shard, as in shards.py.
+    A file is read again only where its status has changed since then: unlike the time stamp of its
+    content, that of its status cannot be set back.
     """
     try:
         sidecar = files.read_json(shard.sidecar)
@@ -154,7 +155,7 @@ def finished(path: Path, shard: ShardFiles, recipe: dict) -> bool:
             and (sidecar["rank"] is None or shard.ranks.exists())
             and sidecar["source"]["bytes"] == source.st_size
             and (
-                source.st_mtime_ns <= written.st_mtime_ns
+                source.st_ctime_ns <= written.st_mtime_ns
                 or sidecar["source"]["sha256"] == files.sha256(path)
             )
         )
