@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
@@ -156,9 +157,13 @@ def test_bf16_is_as_close_to_fp32_as_megatrons_local_layers(device):
     assert (
         relative_error(fast_loss, exact_loss) < 1.5 * relative_error(local_loss, exact_loss) + 1e-3
     )
-    for name, gradient in exact.items():
-        ours, theirs = (relative_error(grads[name], gradient) for grads in (fasts, locals_))
-        assert ours < 1.5 * theirs + 2e-3, name
+    ours, theirs = (
+        {name: relative_error(grads[name], gradient) for name, gradient in exact.items()}
+        for grads in (fasts, locals_)
+    )
+    assert mean(ours.values()) < 1.1 * mean(theirs.values())
+    for name, error in ours.items():  # the error of a norm's few weights is itself a random number
+        assert error < 2 * theirs[name] + 2e-3, name
 
 
 def test_full_recompute_changes_no_number(device):
