@@ -126,7 +126,8 @@ rule phase_index:
         "../envs/python.yaml"
     threads: 2
     resources:
-        mem_mb=16_000,  # half of it is the sort's, which spills to the disk
+        # Half of it is the sort's, which spills to the disk.
+        mem_mb=config["cluster"]["memory_mb"] or 16_000,
     params:
         recipe=index_recipe,
     shell:
