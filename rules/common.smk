@@ -60,6 +60,8 @@ TOKENIZER_FILES = [
 SHARD = f"{CONVERTED}/megatron_phase{{phase}}/phase{{phase}}_{{shard}}_{RECIPE['text_key']}_document"
 MANIFEST = f"{CONVERTED}/megatron_phase{{phase}}.manifest.parquet"
 INDEX = f"{CONVERTED}/megatron_phase{{phase}}.index.json"
+SORTED = f"{CONVERTED}/sorted"
+SORTED_INDEX = f"{SORTED}/megatron_phase{{phase}}.index.json"
 CONVERSION = shlex.join(  # put together once, not by each of 50,000 jobs
     [
         *("--tokenizer-model", TOKENIZER),
@@ -70,6 +72,7 @@ CONVERSION = shlex.join(  # put together once, not by each of 50,000 jobs
     ]
 )
 INSPECTION = f"{ARTIFACTS}/inspection/phase{{phase}}"
+ORDER_INSPECTION = f"{ARTIFACTS}/inspection/phase{{phase}}_order.json"
 HUB = config["hub"]
 FROM_HUB = RECIPE["source"] == "hub"
 DROPS_PARQUET = FROM_HUB and not config["runtime"]["keep_parquet"]
@@ -271,6 +274,7 @@ def index_recipe(wildcards):
         f"--order {phase['order']} --seed {data['seed']}"
         f" --sequence-length {PARAMETERS['hparams']['sequence_length']}"
         f" --validation-fraction {data['validation_fraction']}"
+        f" --passes {phase.get('passes', 1)}"
     )
 
 
@@ -307,10 +311,22 @@ def train_recipe(wildcards):
     return canonical_json(phase_recipe(PARAMETERS, int(wildcards.phase)))
 
 
-def later_lengths(wildcards):
-    """How long the phases after this one are, for the launcher's estimate of the run's end."""
-    later = PARAMETERS["data"]["phases"][int(wildcards.phase) : config["phases"]]
-    return canonical_json([phase["length"] for phase in later])
+def training_index(phase):
+    """The index that a phase is trained with: of its shards, or of those in training order."""
+    index = SORTED_INDEX if phase in config["runtime"]["sorted_phases"] else INDEX
+    return index.format(phase=phase)
+
+
+def later_phases(wildcards):
+    """The phases after this one, for the launcher's estimate of the run's end."""
+    later = [
+        {
+            "length": PARAMETERS["data"]["phases"][phase - 1]["length"],
+            "index": training_index(phase),
+        }
+        for phase in range(int(wildcards.phase) + 1, config["phases"] + 1)
+    ]
+    return canonical_json(later)
 
 
 def is_trained(phase, recipe):
@@ -326,7 +342,7 @@ def train_input(wildcards):
     if is_trained(phase, phase_recipe(PARAMETERS, phase)):
         return before
     say(training_in_words(RUN, phase))
-    return [*before, INDEX.format(phase=phase)]
+    return [*before, training_index(phase)]
 
 
 def figures(category):
