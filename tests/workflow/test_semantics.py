@@ -134,7 +134,7 @@ def test_training_in_the_background_is_started_and_stopped_by_name(finished: Che
         result = subprocess.run(
             command,
             cwd=finished.path,
-            env=finished.environment(),
+            env=finished.environment() | {"PYTHONPATH": str(finished.path)},
             capture_output=True,
             text=True,
             timeout=300,
