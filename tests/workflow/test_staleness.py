@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from snakemake.persistence.file import FilePersistence
 
 from tests.workflow.conftest import Checkout
 
@@ -132,7 +133,7 @@ def kill_its_job(prefix: Path) -> None:
 
 
 DAMAGES = [
-    [lose("bin"), lose("idx"), lose("json"), truncate("bin", 100)],
+    [lose("bin"), lose("idx"), truncate("json", 0), truncate("bin", 100)],
     [truncate("idx", 0), make_read_only, take_from_another_tokenizer, kill_its_job],
 ]
 
@@ -179,6 +180,14 @@ def test_force_and_summary_see_the_finished_shards(converted_run: Checkout) -> N
 def test_touch_leaves_finished_shards_finished(converted: Checkout) -> None:
     converted.smoke("converted_all", "--config", "phases=2", "--touch")
     assert conversions(converted) == 0
+
+
+def test_a_mark_of_a_killed_run_counts_where_the_shard_is_not_whole(converted: Checkout) -> None:
+    marks = FilePersistence(path=converted.path / ".snakemake")
+    for index in (converted.path / CONVERTED).glob("megatron_phase1/*.idx"):
+        marks._mark_incomplete(str(index.relative_to(converted.path)), None)
+    lose("idx")(shard(converted, "idx").with_suffix(""))
+    assert conversions(converted, "--rerun-incomplete") == 1
 
 
 def test_delete_all_output_deletes_the_finished_shards(converted: Checkout) -> None:
