@@ -1,6 +1,7 @@
 """Several shards in one job (runtime.shards_per_job), with the real snakemake."""
 
 import os
+import re
 from pathlib import Path
 
 from tests.workflow.conftest import Checkout
@@ -34,3 +35,12 @@ def test_a_chunk_is_what_is_missing_and_a_bad_file_harms_no_other(converted: Che
     converted.smoke(*MANIFESTS, *SETTINGS)
     assert [path.read_bytes() for path in shards] == contents
     assert converted.planned(*MANIFESTS, "--config", "phases=2") == {}
+
+
+def test_a_chunk_that_is_started_again_converts_what_is_left(converted: Checkout) -> None:
+    shard = "phase1_part-00001_text_document.bin"
+    (converted.path / CONVERTED / "megatron_phase1" / shard).unlink()
+    chunk = "smoke/artifacts/converted_chunks/phase1/part-00000/part-00001"
+    output = converted.smoke(chunk, *SETTINGS, "-n", "--printshellcmds", "--quiet", "host")
+    inputs = re.search(r"--input (.*) --output-dir", output)[1]
+    assert inputs == "smoke/data/parquet/phase1/part-00001.parquet"
