@@ -72,8 +72,7 @@ rule convert:
         tokenizer=TOKENIZER_FACTS,  # not ancient: below a job that runs it would hide staleness
     output:
         bin=f"{SHARD}.bin",
-        idx=ensure(f"{SHARD}.idx", non_empty=True),
-        sidecar=f"{SHARD}.json",
+        idx=ensure(f"{SHARD}.idx", non_empty=True),  # the .json is there before it
     log:
         f"{ARTIFACTS}/logs/convert/phase{{phase}}/{{shard}}.log",
     conda:
