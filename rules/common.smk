@@ -7,11 +7,14 @@
 import gc
 import os
 import shlex
+import signal
 import sys
+from contextlib import suppress
 from functools import cache, partial
 from itertools import batched
 from pathlib import Path
 
+import psutil
 from snakemake.exceptions import WorkflowError
 from snakemake.settings.enums import RerunTrigger
 
@@ -152,6 +155,23 @@ def tune_scheduler():
     if not scheduler.subsample:
         scheduler.subsample = 200
         scheduler._job_selector = scheduler.job_selector_greedy
+
+
+def stop_training_with_snakemake():
+    """Passes SIGTERM and SIGINT that reach snakemake alone, as from systemd, on to its launchers."""
+
+    def passing_on(answer):
+        def handler(number, frame):
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    if "scripts.train.launch" in process.cmdline():
+                        process.send_signal(number)
+            answer(number, frame)
+
+        return handler
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, passing_on(signal.getsignal(number)))
 
 
 @cache

@@ -18,7 +18,10 @@ CPU_ARGUMENTS = shlex.split(
     "--no-gradient-accumulation-fusion --no-persist-layer-norm --disable-jit-fuser --num-workers 0"
 )
 
-GPU_ARGUMENTS = shlex.split("--distributed-backend nccl --overlap-grad-reduce --log-throughput")
+# Four files a rank: as many threads write them, and read them when a run goes on.
+GPU_ARGUMENTS = shlex.split(
+    "--distributed-backend nccl --overlap-grad-reduce --log-throughput --dist-ckpt-workers 4"
+)
 
 # Optimizer states sharded over the GPUs, in checkpoints that any number of GPUs can load. Megatron
 # cannot load them with torch's Adam, so that Transformer Engine has to be there.
@@ -26,7 +29,9 @@ SHARDED_OPTIMIZER_ARGUMENTS = shlex.split(
     "--use-distributed-optimizer --overlap-param-gather --dist-ckpt-optim-fully-reshardable "
     "--ckpt-fully-parallel-load"
 )
-ASYNCHRONOUS_SAVE_ARGUMENTS = ["--async-save", "--async-strategy", "mcore"]
+ASYNCHRONOUS_SAVE_ARGUMENTS = shlex.split(
+    "--async-save --async-strategy mcore --use-persistent-ckpt-worker"
+)
 
 # The rate is scripts/train/schedule.py's. Megatron's own must be the same in all phases, since it
 # keys the optimizer's parameter groups by it.

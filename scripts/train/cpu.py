@@ -43,6 +43,9 @@ class CudaCallsOnCpu(TorchFunctionMode):
             # Gradient clipping asserts the CUDA name of a gradient's type.
             return CUDA_TYPE_NAMES.get(args[0].dtype) or function(*args)
         kwargs = {name: on_cpu(value) for name, value in (kwargs or {}).items()}
+        if function is torch.Tensor.to and kwargs.get("non_blocking"):
+            # A checkpoint's copy on the host is written while training goes on.
+            kwargs["copy"] = True
         return function(*map(on_cpu, args), **kwargs)
 
 

@@ -9,18 +9,14 @@ import of this module.
 import argparse
 import functools
 import math
-import multiprocessing
 import shutil
-import signal
 import time
-from multiprocessing.managers import SyncManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import mpu
 from megatron.core.datasets import utils as dataset_utils
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.enums import ModelType
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.utils import get_batch_on_this_tp_rank
@@ -33,6 +29,7 @@ from megatron.training.arguments import parse_and_validate_args
 from torch.utils.data import Dataset
 
 from scripts.data.phase_dataset import build_datasets
+from scripts.train import checkpoint_writer
 from scripts.train.layers import optimizer
 from scripts.train.layers.modules import output_processor
 from scripts.train.schedule import Piece, phase_pieces, rate_at
@@ -72,6 +69,8 @@ def run(plan: dict) -> None:
     optimizer.install()
     args = parse_and_validate_args(extra_args_provider=add_own_arguments)
     add_to_loop(plan)
+    if args.async_save:
+        checkpoint_writer.start_fork_server()
     pretrain(
         pretrain_cfg_container_from_args(args, gpt_config_from_args(args)),
         functools.partial(datasets_of_phase, plan),
@@ -239,6 +238,7 @@ def add_saves(plan: dict) -> None:
 
     @functools.wraps(decide_exit)
     def save_when_due(*args: Any) -> bool:
+        check_writer()
         megatron, iteration = get_args(), args[3]
         interval = megatron.save_interval
         due = iteration in plan["keep"] or is_save_due(last_save, plan["checkpoint_minutes"])
@@ -256,20 +256,21 @@ def add_saves(plan: dict) -> None:
         save(*args, **kwargs)
         last_save = time.monotonic()
 
-    filesystem_async.get_write_results_queue = results_queue
+    checkpoint_writer.install()
     training.checkpoint_and_decide_exit = save_when_due
     training.save_checkpoint_and_time = save_with_room
 
 
-@functools.cache
-def results_queue(mode: str = "spawn") -> Any:
-    """Returns Megatron's queue between a rank and its writers, in a process deaf to SIGTERM.
-
-    Slurm sends that to every process of a job; without the queue the save would not end.
-    """
-    manager = SyncManager(ctx=multiprocessing.get_context(mode))
-    manager.start(signal.signal, (signal.SIGTERM, signal.SIG_IGN))
-    return manager.Queue()
+def check_writer() -> None:
+    """Raises TrainingError where the process that writes this rank's checkpoints has ended."""
+    code = checkpoint_writer.writer_exit_code()
+    if code is not None:
+        raise TrainingError(
+            f"the process that writes checkpoints ended with exit code {code} (-9: killed, as for "
+            "lack of host memory, of which it needs a checkpoint's size); make room or set "
+            "runtime.async_save to false, and run again to go on from the last checkpoint",
+            exit_code=1,
+        )
 
 
 def is_save_due(last_save: float, minutes: float) -> bool:

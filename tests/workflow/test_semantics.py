@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,9 +82,15 @@ def trained_iterations(checkout: Checkout) -> list[int]:
     return [line["iteration"] for line in lines if "loss" in line]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        pytest.param(os.killpg, signal.SIGINT, id="Ctrl-C"),
+        pytest.param(os.kill, signal.SIGTERM, id="SIGTERM to snakemake alone"),
+    ],
+)
 def test_a_stopped_phase_resumes_and_leaves_the_phase_before_alone(
-    finished: Checkout, number: signal.Signals
+    finished: Checkout, send: Callable, number: signal.Signals
 ) -> None:
     shutil.rmtree(finished.path / "smoke/artifacts")
     set_lengths(finished, phase1=20, phase2=150)
@@ -102,7 +109,7 @@ def test_a_stopped_phase_resumes_and_leaves_the_phase_before_alone(
         start_new_session=True,
     ) as process:
         wait_for(lambda: len(trained_iterations(finished)) >= 30, process)
-        os.killpg(process.pid, number)
+        send(process.pid, number)
         output = process.stdout.read()
     assert process.returncode != 0, output
     assert not second_marker.exists()
