@@ -4,12 +4,14 @@
 # a dry run two seconds and not forty. What that takes of Snakemake is semi-private (the settings'
 # rerun_triggers, the DAG's forcefiles, the scheduler's subsample): tests/workflow watches over it and
 # pyproject.toml pins the versions.
+import gc
 import os
 import shlex
 import signal
 import sys
 from contextlib import suppress
 from functools import cache, partial
+from itertools import batched
 from pathlib import Path
 
 import psutil
@@ -31,6 +33,9 @@ from scripts.report.pending import conversion_in_words, training_in_words
 from scripts.train.run import Run
 
 use_checkout(ROOT)
+
+# Jobs live to the end: to look for garbage among 50,000 of them is a sixth of the planning.
+gc.set_threshold(100_000, 50, 100)
 
 try:
     check_python()
@@ -64,12 +69,20 @@ SORTED = f"{CONVERTED}/sorted"
 SORTED_INDEX = f"{SORTED}/megatron_phase{{phase}}.index.json"
 CONVERSION = shlex.join(  # put together once, not by each of 50,000 jobs
     [
+        *("--output-dir", str(Path(SHARD).parent)),
+        *("--output-prefix-prefix", "phase{phase}"),
         *("--tokenizer-model", TOKENIZER),
         *("--text-key", RECIPE["text_key"]),
         *("--end-of-document", RECIPE["end_of_document"]),
         *("--special-tokens-in-text", RECIPE["special_tokens_in_text"]),
         *("--invalid-utf8", RECIPE["invalid_utf8"]),
     ]
+)
+CHUNK = f"{ARTIFACTS}/converted_chunks/phase{{phase}}/{{first}}/{{last}}"  # names may have anything but "/"
+CONVERT = (
+    "exec python -m scripts.data.convert_phase_to_megatron --input {input.parquet:q}"
+    " {params.settings} --tokenizer-engine {resources.tokenizer_engine}"
+    " --workers-per-shard {threads} > {log:q} 2>&1"
 )
 INSPECTION = f"{ARTIFACTS}/inspection/phase{{phase}}"
 ORDER_INSPECTION = f"{ARTIFACTS}/inspection/phase{{phase}}_order.json"
@@ -124,6 +137,8 @@ PROFILE = f"{ARTIFACTS}/profile/{config['model']}"
 wildcard_constraints:
     phase=r"\d+",
     shard=r"[^/]+",
+    first=r"[^/]+",
+    last=r"[^/]+",
 
 
 if "downloads" not in workflow.global_resources:
@@ -226,8 +241,8 @@ def remove_links_to_nothing(files):
 
 
 @cache
-def stale_shards(phase):
-    """The shards to convert, by their .idx; forced, since Snakemake may see no reason to."""
+def stale(phase):
+    """The names of the shards to convert."""
     ignore_changed_input_lists()
     files = phase_files(phase)
     try:
@@ -236,15 +251,43 @@ def stale_shards(phase):
         raise WorkflowError(str(error))
     say(conversion_in_words(files, stale))
     remove_links_to_nothing(file for shard in stale for file in files.files(shard))
-    indexes = [files.file(shard, "idx") for shard in stale]
+    return stale.keys()
+
+
+@cache
+def stale_shards(phase):
+    """The shards to convert, by their .idx or as chunks; forced, since Snakemake may see no reason to."""
+    files, names = phase_files(phase), stale(phase)
+    if config["runtime"]["shards_per_job"] > 1:
+        targets = chunks(phase, names)
+    else:
+        targets = [files.file(shard, "idx") for shard in names]
     if not workflow.touch:
-        workflow.dag.forcefiles.update(indexes)
-        if stale and FROM_HUB:
+        workflow.dag.forcefiles.update(targets)
+        if names and FROM_HUB:
             torn = set(files.missing_parquet())
-            workflow.dag.forcefiles.update(torn & {files.raw(shard) for shard in stale})
+            workflow.dag.forcefiles.update(torn & {files.raw(shard) for shard in names})
     if wants_finished_shards():
         return [files.file(shard, "idx") for shard in files.shards]
-    return indexes
+    return targets
+
+
+def chunks(phase, names):
+    """The shards to convert in chunks that are one job each, named by the first and the last shard."""
+    return [
+        CHUNK.format(phase=phase, first=chunk[0], last=chunk[-1])
+        for chunk in batched(names, config["runtime"]["shards_per_job"])
+    ]
+
+
+def chunk_parquet(wildcards):
+    """The Parquet files of a chunk; of a job that is started again on a cluster, those that are left."""
+    phase = int(wildcards.phase)
+    files, names = phase_files(phase), stale(phase)
+    shards = files.shards
+    within = shards[shards.index(wildcards.first) : shards.index(wildcards.last) + 1]
+    left = [shard for shard in within if shard in names]
+    return [files.raw(shard) for shard in left or within]
 
 
 def all_stale_shards(wildcards):

@@ -72,8 +72,7 @@ rule convert:
         tokenizer=TOKENIZER_FACTS,  # not ancient: below a job that runs it would hide staleness
     output:
         bin=f"{SHARD}.bin",
-        idx=ensure(f"{SHARD}.idx", non_empty=True),
-        sidecar=f"{SHARD}.json",
+        idx=ensure(f"{SHARD}.idx", non_empty=True),  # the .json is there before it
     log:
         f"{ARTIFACTS}/logs/convert/phase{{phase}}/{{shard}}.log",
     conda:
@@ -82,14 +81,29 @@ rule convert:
     resources:
         tokenizer_engine=config["runtime"]["tokenizer_engine"],
     params:
-        folder=subpath(output.bin, parent=True),
         settings=CONVERSION,
     shell:
-        "exec python -m scripts.data.convert_phase_to_megatron --input {input.parquet:q}"
-        " --output-dir {params.folder:q}"
-        " --output-prefix-prefix phase{wildcards.phase}"
-        " {params.settings} --tokenizer-engine {resources.tokenizer_engine}"
-        " --workers-per-shard {threads} > {log:q} 2>&1"
+        CONVERT
+
+
+rule convert_chunk:
+    """Converts several Parquet files with one process; which of them are done, their files say."""
+    input:
+        parquet=chunk_parquet,
+        tokenizer=TOKENIZER_FACTS,
+    output:
+        touch(CHUNK),
+    log:
+        f"{ARTIFACTS}/logs/convert_chunk/phase{{phase}}/{{first}}/{{last}}.log",
+    conda:
+        "../envs/python.yaml"
+    threads: config["runtime"]["convert_threads"]
+    resources:
+        tokenizer_engine=config["runtime"]["tokenizer_engine"],
+    params:
+        settings=CONVERSION,
+    shell:
+        CONVERT
 
 
 rule phase_manifest:
