@@ -35,6 +35,7 @@ rule all:
 
 onstart:
     tune_scheduler()
+    stop_training_with_snakemake()
     tell("start")
 
 

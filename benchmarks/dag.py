@@ -8,14 +8,15 @@ process of its own: wall and CPU seconds, peak memory, and for runs the jobs tha
     python benchmarks/dag.py --shards 50000 --prefix "taskset -c 0"
 
 States: `done`, all shards finished; `first look`, the same before anything is remembered
-(scripts/data/shards.py); `2 % missing`; `cold`, nothing converted. `run`, jobs that end a second
-with all of them ready and 64 cores; the job itself does nothing but write its files.
+(scripts/data/shards.py); `records`, the same with Snakemake's records of a million files, which
+take minutes and 4 GB to write and so have to be asked for; `2 % missing`; `cold`, nothing done;
+`chunks`, the same with 32 shards a job. `run`, jobs that end a second with all of them ready and
+64 cores; the job itself does nothing but write its files.
 """
 
 import argparse
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -26,6 +27,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from snakemake.persistence import RECORD_FORMAT_VERSION, MetadataRecord
+from snakemake.persistence.file import FilePersistence
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -38,6 +42,8 @@ RECIPE = ("text", "<|endoftext|>", "as_text", "error")
 SNAKEMAKE = Path(sys.executable).parent / "snakemake"
 PROGRAM = ("Snakefile", "config.yaml", "rules", "scripts", "profiles", "envs", "docs")
 RUN_SECONDS = 40
+RECORDS = 1_000_000
+CHUNKS = ["--config", "runtime={shards_per_job: 32}"]
 CONTENT = b"tokens"
 
 PLAIN = """
@@ -65,6 +71,22 @@ rule convert:
 """
 
 
+# In the place of the converter; its arguments begin with --input FILE… --output-dir FOLDER
+# --output-prefix-prefix PREFIX, as rules/common.smk calls it.
+CONVERTER = """#!/bin/sh
+shift
+files=
+while [ "$1" != --output-dir ]; do files="$files $1"; shift; done
+mkdir -p "$2"
+for file in $files; do
+    name=${file##*/}
+    for part in bin idx json; do
+        echo tokens > "$2/$4_${name%.parquet}_text_document.$part"
+    done
+done
+"""
+
+
 @dataclass(frozen=True)
 class Measured:
     """One command: wall seconds, CPU seconds of it and its children, peak memory in MB."""
@@ -79,7 +101,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shards", type=int, nargs="+", default=[1_000, 10_000, 50_000])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--states", nargs="+", choices=STATES, default=list(STATES))
+    usual = [state for state in STATES if state != "records"]
+    parser.add_argument("--states", nargs="+", choices=STATES, default=usual)
     parser.add_argument("--prefix", default="", help="command before each measured one")
     arguments = parser.parse_args(argv)
     print("| shards | state | way | wall s | CPU s | memory MB | jobs/s |")
@@ -94,13 +117,15 @@ def main(argv: list[str] | None = None) -> None:
 
 def measure(folder: Path, state: str, way: str, shards: int, prefix: list[str]) -> None:
     """Brings a project to a state and prints the row of it."""
+    if state == "chunks" and way == "plain":
+        return
     STATES[state](folder, shards // PHASES)
     if state == "run":
         rate = jobs_per_second(folder, shards, prefix)
         print(f"| {shards:,} | {state} | {way} | | | | {rate:.1f} |", flush=True)
         return
     command = [*prefix, str(SNAKEMAKE), "converted_all", "--dry-run", "--quiet", "rules"]
-    cost = run(command, folder)
+    cost = run([*command, *CHUNKS] if state == "chunks" else command, folder)
     columns = f"{cost.wall:.1f} | {cost.cpu:.1f} | {cost.memory:.0f}"
     print(f"| {shards:,} | {state} | {way} | {columns} | |", flush=True)
 
@@ -176,13 +201,13 @@ def ours(folder: Path, shards: int) -> Path:
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy2(source, folder / name)
-    rules = folder / "rules/data.smk"
-    program = '"exec python -m scripts.data.convert_phase_to_megatron'
-    text, replaced = re.subn(
-        program, '"echo tokens | tee {output:q} > {log:q} #', rules.read_text()
-    )
-    assert replaced == 1
-    rules.write_text(text)
+    rules = folder / "rules/common.smk"
+    program = "python -m scripts.data.convert_phase_to_megatron"
+    assert rules.read_text().count(program) == 1
+    rules.write_text(rules.read_text().replace(program, "./convert"))
+    converter = folder / "convert"
+    converter.write_text(CONVERTER)
+    converter.chmod(0o755)
     tokenizer = folder / "data/tokenizer"
     tokenizer.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"):
@@ -218,6 +243,23 @@ def forget(folder: Path, shards: int) -> None:
         path.unlink()
 
 
+def write_records(folder: Path, shards: int) -> None:
+    """Writes Snakemake's records of a million files: all shards', and of others long gone."""
+    persistence = FilePersistence(path=folder / ".snakemake")
+    names = (f"part-{number:05d}" for number in range(shards))
+    files = [file for shard in names for phase in phases(folder) for file in phase.files(shard)]
+    gone = (f"data/gone/{number:07d}.idx" for number in range(RECORDS - len(files)))
+    for file in [*(str(Path(file).relative_to(folder)) for file in files), *gone]:
+        record = MetadataRecord(
+            rule="convert",
+            input=["data/parquet/phase1/part-00000.parquet", "data/converted/tokenizer.json"],
+            shellcmd="x" * 300,  # as long as a real one
+            params=[],
+            record_format_version=RECORD_FORMAT_VERSION,
+        )
+        persistence._write_record(file, record)
+
+
 def lose_some(folder: Path, shards: int) -> None:
     """Deletes every fiftieth shard."""
     for phase in phases(folder):
@@ -239,8 +281,10 @@ def nothing(folder: Path, shards: int) -> None:
 STATES: dict[str, Callable[[Path, int], None]] = {
     "first look": convert_all,
     "done": nothing,
+    "records": write_records,
     "2 % missing": lose_some,
     "cold": lose_all,
+    "chunks": nothing,
     "run": nothing,
 }
 WAYS: dict[str, Callable[[Path, int], Path]] = {"plain": plain, "ours": ours}

@@ -1,7 +1,7 @@
 """How long, and with what memory, a phase of 50,000 shards is put into order, opened and read.
 
-    python benchmarks/order.py --folder /scratch/order                    # 100 million documents
-    python benchmarks/order.py --folder /scratch/order --shards 1000 --peer-shards 100
+    python benchmarks/order.py --folder /scratch/order              # up to 100 million documents
+    python benchmarks/order.py --folder /scratch/order --shards 1000 --orders rank
 
 Ours (manifest, index, one logical data set) beside what Megatron offers for many shards (a blend of
 data sets), on the same shards and in the same process layout. The `.idx` and rank files are real;
@@ -12,6 +12,7 @@ clock, CPU seconds (the surer figure on a shared machine), own memory at its pea
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -204,10 +205,13 @@ def in_own_process(arguments: argparse.Namespace, what: str, shards: int, *rest:
     """Measures one line in a new process and prints it."""
     command = [sys.executable, "-W", "ignore", __file__, "--folder", str(arguments.folder)]
     command += ["--measure", what, str(shards), *rest]
+    start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     label = f"{' '.join([what, *rest]):<24} {shards:>7,}"
     if done.returncode:
-        print(f"{label}  failed: {done.stderr.strip().splitlines()[-1][:150]}", flush=True)
+        seconds = time.perf_counter() - start
+        reasons = [line for line in done.stderr.splitlines() if re.match(r"\w+Error: ", line)]
+        print(f"{label}  failed after {seconds:.0f} s: {reasons[:1]}", flush=True)
         return
     result = json.loads(done.stdout.splitlines()[-1])
     cells = [f"{result[key]:>9.2f} s" for key in ("seconds", "cpu_seconds")]
@@ -224,9 +228,10 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="3.5 GB of room for 50,000")
-    parser.add_argument("--shards", type=int, default=50_000)
+    parser.add_argument("--shards", type=int, nargs="+", default=[1_000, 4_000, 6_000, 50_000])
     parser.add_argument("--documents", type=int, default=2_000, help="of each shard")
-    parser.add_argument("--peer-shards", type=int, nargs="*", default=[1_000, 4_000])
+    parser.add_argument("--orders", nargs="+", default=["rank", "shuffled"])
+    parser.add_argument("--no-blend", action="store_true", help="ours alone")
     parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
@@ -238,15 +243,14 @@ def main() -> None:
         result = globals()[f"measure_{what}"](args.folder, int(shards), *rest)
         print(json.dumps(result | {"own_memory_mb": memory.peak}))
         return
-    make_shards(args.folder, args.shards, args.documents)
+    make_shards(args.folder, max(args.shards), args.documents)
     print("what                      shards   wall clock         CPU   own memory")
-    for shards in [*args.peer_shards, args.shards]:
+    for shards in args.shards:
         in_own_process(args, "manifest", shards)
-        for order in ("rank", "shuffled") if shards == args.shards else ("rank",):
-            in_own_process(args, "index", shards, order)
-            in_own_process(args, "ours", shards, order)
-            in_own_process(args, "lineage", shards, order)
-        for _ in ("building its caches", "with its caches"):
+        for order in args.orders:
+            for what in ("index", "ours", "lineage"):
+                in_own_process(args, what, shards, order)
+        for _ in ("building its caches", "with its caches") if not args.no_blend else ():
             in_own_process(args, "blend", shards)
 
 

@@ -4,12 +4,17 @@
 # a dry run two seconds and not forty. What that takes of Snakemake is semi-private (the settings'
 # rerun_triggers, the DAG's forcefiles, the scheduler's subsample): tests/workflow watches over it and
 # pyproject.toml pins the versions.
+import gc
 import os
 import shlex
+import signal
 import sys
+from contextlib import suppress
 from functools import cache, partial
+from itertools import batched
 from pathlib import Path
 
+import psutil
 from snakemake.exceptions import WorkflowError
 from snakemake.settings.enums import RerunTrigger
 
@@ -28,6 +33,9 @@ from scripts.report.pending import conversion_in_words, training_in_words
 from scripts.train.run import Run
 
 use_checkout(ROOT)
+
+# Jobs live to the end: to look for garbage among 50,000 of them is a sixth of the planning.
+gc.set_threshold(100_000, 50, 100)
 
 try:
     check_python()
@@ -57,8 +65,12 @@ TOKENIZER_FILES = [
 SHARD = f"{CONVERTED}/megatron_phase{{phase}}/phase{{phase}}_{{shard}}_{RECIPE['text_key']}_document"
 MANIFEST = f"{CONVERTED}/megatron_phase{{phase}}.manifest.parquet"
 INDEX = f"{CONVERTED}/megatron_phase{{phase}}.index.json"
+SORTED = f"{CONVERTED}/sorted"
+SORTED_INDEX = f"{SORTED}/megatron_phase{{phase}}.index.json"
 CONVERSION = shlex.join(  # put together once, not by each of 50,000 jobs
     [
+        *("--output-dir", str(Path(SHARD).parent)),
+        *("--output-prefix-prefix", "phase{phase}"),
         *("--tokenizer-model", TOKENIZER),
         *("--text-key", RECIPE["text_key"]),
         *("--end-of-document", RECIPE["end_of_document"]),
@@ -66,7 +78,14 @@ CONVERSION = shlex.join(  # put together once, not by each of 50,000 jobs
         *("--invalid-utf8", RECIPE["invalid_utf8"]),
     ]
 )
+CHUNK = f"{ARTIFACTS}/converted_chunks/phase{{phase}}/{{first}}/{{last}}"  # names may have anything but "/"
+CONVERT = (
+    "exec python -m scripts.data.convert_phase_to_megatron --input {input.parquet:q}"
+    " {params.settings} --tokenizer-engine {resources.tokenizer_engine}"
+    " --workers-per-shard {threads} > {log:q} 2>&1"
+)
 INSPECTION = f"{ARTIFACTS}/inspection/phase{{phase}}"
+ORDER_INSPECTION = f"{ARTIFACTS}/inspection/phase{{phase}}_order.json"
 HUB = config["hub"]
 FROM_HUB = RECIPE["source"] == "hub"
 DROPS_PARQUET = FROM_HUB and not config["runtime"]["keep_parquet"]
@@ -118,6 +137,8 @@ PROFILE = f"{ARTIFACTS}/profile/{config['model']}"
 wildcard_constraints:
     phase=r"\d+",
     shard=r"[^/]+",
+    first=r"[^/]+",
+    last=r"[^/]+",
 
 
 if "downloads" not in workflow.global_resources:
@@ -137,6 +158,23 @@ def tune_scheduler():
     if not scheduler.subsample:
         scheduler.subsample = 200
         scheduler._job_selector = scheduler.job_selector_greedy
+
+
+def stop_training_with_snakemake():
+    """Passes SIGTERM and SIGINT that reach snakemake alone, as from systemd, on to its launchers."""
+
+    def passing_on(answer):
+        def handler(number, frame):
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    if "scripts.train.launch" in process.cmdline():
+                        process.send_signal(number)
+            answer(number, frame)
+
+        return handler
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, passing_on(signal.getsignal(number)))
 
 
 @cache
@@ -203,8 +241,8 @@ def remove_links_to_nothing(files):
 
 
 @cache
-def stale_shards(phase):
-    """The shards to convert, by their .idx; forced, since Snakemake may see no reason to."""
+def stale(phase):
+    """The names of the shards to convert."""
     ignore_changed_input_lists()
     files = phase_files(phase)
     try:
@@ -213,15 +251,43 @@ def stale_shards(phase):
         raise WorkflowError(str(error))
     say(conversion_in_words(files, stale))
     remove_links_to_nothing(file for shard in stale for file in files.files(shard))
-    indexes = [files.file(shard, "idx") for shard in stale]
+    return stale.keys()
+
+
+@cache
+def stale_shards(phase):
+    """The shards to convert, by their .idx or as chunks; forced, since Snakemake may see no reason to."""
+    files, names = phase_files(phase), stale(phase)
+    if config["runtime"]["shards_per_job"] > 1:
+        targets = chunks(phase, names)
+    else:
+        targets = [files.file(shard, "idx") for shard in names]
     if not workflow.touch:
-        workflow.dag.forcefiles.update(indexes)
-        if stale and FROM_HUB:
+        workflow.dag.forcefiles.update(targets)
+        if names and FROM_HUB:
             torn = set(files.missing_parquet())
-            workflow.dag.forcefiles.update(torn & {files.raw(shard) for shard in stale})
+            workflow.dag.forcefiles.update(torn & {files.raw(shard) for shard in names})
     if wants_finished_shards():
         return [files.file(shard, "idx") for shard in files.shards]
-    return indexes
+    return targets
+
+
+def chunks(phase, names):
+    """The shards to convert in chunks that are one job each, named by the first and the last shard."""
+    return [
+        CHUNK.format(phase=phase, first=chunk[0], last=chunk[-1])
+        for chunk in batched(names, config["runtime"]["shards_per_job"])
+    ]
+
+
+def chunk_parquet(wildcards):
+    """The Parquet files of a chunk; of a job that is started again on a cluster, those that are left."""
+    phase = int(wildcards.phase)
+    files, names = phase_files(phase), stale(phase)
+    shards = files.shards
+    within = shards[shards.index(wildcards.first) : shards.index(wildcards.last) + 1]
+    left = [shard for shard in within if shard in names]
+    return [files.raw(shard) for shard in left or within]
 
 
 def all_stale_shards(wildcards):
@@ -251,6 +317,7 @@ def index_recipe(wildcards):
         f"--order {phase['order']} --seed {data['seed']}"
         f" --sequence-length {PARAMETERS['hparams']['sequence_length']}"
         f" --validation-fraction {data['validation_fraction']}"
+        f" --passes {phase.get('passes', 1)}"
     )
 
 
@@ -287,10 +354,22 @@ def train_recipe(wildcards):
     return canonical_json(phase_recipe(PARAMETERS, int(wildcards.phase)))
 
 
-def later_lengths(wildcards):
-    """How long the phases after this one are, for the launcher's estimate of the run's end."""
-    later = PARAMETERS["data"]["phases"][int(wildcards.phase) : config["phases"]]
-    return canonical_json([phase["length"] for phase in later])
+def training_index(phase):
+    """The index that a phase is trained with: of its shards, or of those in training order."""
+    index = SORTED_INDEX if phase in config["runtime"]["sorted_phases"] else INDEX
+    return index.format(phase=phase)
+
+
+def later_phases(wildcards):
+    """The phases after this one, for the launcher's estimate of the run's end."""
+    later = [
+        {
+            "length": PARAMETERS["data"]["phases"][phase - 1]["length"],
+            "index": training_index(phase),
+        }
+        for phase in range(int(wildcards.phase) + 1, config["phases"] + 1)
+    ]
+    return canonical_json(later)
 
 
 def is_trained(phase, recipe):
@@ -306,7 +385,7 @@ def train_input(wildcards):
     if is_trained(phase, phase_recipe(PARAMETERS, phase)):
         return before
     say(training_in_words(RUN, phase))
-    return [*before, INDEX.format(phase=phase)]
+    return [*before, training_index(phase)]
 
 
 def figures(category):

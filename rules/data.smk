@@ -72,8 +72,7 @@ rule convert:
         tokenizer=TOKENIZER_FACTS,  # not ancient: below a job that runs it would hide staleness
     output:
         bin=f"{SHARD}.bin",
-        idx=ensure(f"{SHARD}.idx", non_empty=True),
-        sidecar=f"{SHARD}.json",
+        idx=ensure(f"{SHARD}.idx", non_empty=True),  # the .json is there before it
     log:
         f"{ARTIFACTS}/logs/convert/phase{{phase}}/{{shard}}.log",
     conda:
@@ -82,14 +81,29 @@ rule convert:
     resources:
         tokenizer_engine=config["runtime"]["tokenizer_engine"],
     params:
-        folder=subpath(output.bin, parent=True),
         settings=CONVERSION,
     shell:
-        "exec python -m scripts.data.convert_phase_to_megatron --input {input.parquet:q}"
-        " --output-dir {params.folder:q}"
-        " --output-prefix-prefix phase{wildcards.phase}"
-        " {params.settings} --tokenizer-engine {resources.tokenizer_engine}"
-        " --workers-per-shard {threads} > {log:q} 2>&1"
+        CONVERT
+
+
+rule convert_chunk:
+    """Converts several Parquet files with one process; which of them are done, their files say."""
+    input:
+        parquet=chunk_parquet,
+        tokenizer=TOKENIZER_FACTS,
+    output:
+        touch(CHUNK),
+    log:
+        f"{ARTIFACTS}/logs/convert_chunk/phase{{phase}}/{{first}}/{{last}}.log",
+    conda:
+        "../envs/python.yaml"
+    threads: config["runtime"]["convert_threads"]
+    resources:
+        tokenizer_engine=config["runtime"]["tokenizer_engine"],
+    params:
+        settings=CONVERSION,
+    shell:
+        CONVERT
 
 
 rule phase_manifest:
@@ -124,11 +138,48 @@ rule phase_index:
         f"{ARTIFACTS}/logs/index/phase{{phase}}.log",
     conda:
         "../envs/python.yaml"
+    threads: 2
+    resources:
+        # Half of it is the sort's, which spills to the disk.
+        mem_mb=config["cluster"]["memory_mb"] or 16_000,
     params:
         recipe=index_recipe,
     shell:
         "exec python -m scripts.data.phase_index --manifest {input:q} {params.recipe}"
+        " --memory-gb $(({resources.mem_mb} / 2000)) --threads {threads}"
         " --output {output:q} > {log:q} 2>&1"
+
+
+rule sorted_phase:
+    """Writes a phase's shards anew in training order, for disks that are slow at jumping."""
+    input:
+        INDEX,
+    output:
+        SORTED_INDEX,
+    log:
+        f"{ARTIFACTS}/logs/sorted/phase{{phase}}.log",
+    conda:
+        "../envs/python.yaml"
+    params:
+        folder=subpath(output[0], parent=True),
+    shell:
+        "exec python -m scripts.data.sort_phase --index {input:q} --output-dir {params.folder:q}"
+        " > {log:q} 2>&1"
+
+
+rule inspect_order:
+    """Says whether a phase's ranks are sound and how far reading in their order jumps."""
+    input:
+        INDEX,
+    output:
+        ORDER_INSPECTION,
+    log:
+        f"{ARTIFACTS}/logs/inspect/phase{{phase}}_order.log",
+    conda:
+        "../envs/python.yaml"
+    shell:
+        "python -m scripts.data.inspect_order --index {input:q} --output {output:q} 2>&1"
+        " | tee {log:q}"
 
 
 rule converted_all:
@@ -158,6 +209,24 @@ for _phase in PHASES:
         localrule: True
         message:
             "The order of the phase is fixed."
+
+    rule:
+        name:
+            f"sorted_phase{_phase}"
+        input:
+            SORTED_INDEX.format(phase=_phase),
+        localrule: True
+        message:
+            "The phase's shards lie in training order; runtime.sorted_phases makes training read them."
+
+    rule:
+        name:
+            f"inspect_order_phase{_phase}"
+        input:
+            ORDER_INSPECTION.format(phase=_phase),
+        localrule: True
+        message:
+            "The order of the phase is inspected."
 
 
 rule inspect:

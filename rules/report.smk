@@ -83,6 +83,7 @@ rule overview:
     input:
         markers=[MARKER.format(phase=phase) for phase in PHASES],
         indices=[INDEX.format(phase=phase) for phase in PHASES],
+        orders=[ORDER_INSPECTION.format(phase=phase) for phase in PHASES],
         figures=[f"{REPORT}/{name}.svg" for name in FIGURES],
         verdict=VERDICT,
         held_out=HELD_OUT,
@@ -115,6 +116,7 @@ rule overview:
         " --benchmarks {input.benchmarks:q}"
         " --samples {input.samples:q}"
         " --inspection {params.inspections:q}"
+        " --order {input.orders:q}"
         " --output {output:q} > {log:q} 2>&1"
 
 

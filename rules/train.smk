@@ -27,19 +27,19 @@ rule train:
         train_name=config["train_name"],
         artifacts=ARTIFACTS,
         tokenizer=TOKENIZER,
-        later_lengths=later_lengths,
+        index=lambda wildcards: training_index(int(wildcards.phase)),
+        later_phases=later_phases,
     params:
         recipe=train_recipe,
-        index=lambda wildcards: INDEX.format(phase=wildcards.phase),
     shell:
         "exec {resources.on_each_node} python -m scripts.train.launch --phase {wildcards.phase}"
         " --train-name {resources.train_name:q}"
         " --artifacts {resources.artifacts:q}"
-        " --index {params.index:q}"
+        " --index {resources.index:q}"
         " --tokenizer {resources.tokenizer:q}"
         " --recipe {params.recipe:q}"
         " --runtime {resources.settings:q}"
-        " --later-lengths {resources.later_lengths:q}"
+        " --later-phases {resources.later_phases:q}"
         " --gpus $(({resources.gpu} / {resources.nodes}))"
         " --log {log:q}"
         " --marker {output:q}"
@@ -84,7 +84,6 @@ rule preflight:
         " --model {resources.model:q}"
         " --tokenizer {resources.tokenizer:q}"
         " --artifacts {resources.artifacts:q}"
-        " --later-lengths {resources.later_lengths:q}"
         " --gpus $(({resources.gpu} / {resources.nodes}))"
         " --nodes {resources.nodes}"
         " 2>&1 | tee {log:q}"

@@ -71,6 +71,8 @@ def coerce(value: Any, schema: dict[str, Any]) -> Any:
     if isinstance(value, dict):
         known = schema.get("properties", {})
         return {key: coerce(item, known.get(key, {})) for key, item in value.items()}
+    if isinstance(value, list):
+        return [coerce(item, schema.get("items", {})) for item in value]
     if isinstance(value, str) and schema.get("type", "string") != "string":
         return yaml.safe_load(value)
     return value

@@ -1,11 +1,12 @@
 """What a phase's order means for the data: are the ranks sound, and how far does reading jump?
 
     python scripts/data/inspect_order.py --index data/converted/megatron_phase3.index.json \\
-        --output artifacts/reports/order_phase3.json
+        --output artifacts/inspection/phase3_order.json
 
 Everything comes from the manifest and the index; no shard is opened. The JSON file holds
 
     documents, shards      of training; shards without documents do not count
+    bytes                  of these documents
     ascending_shards       shards whose own documents are already in training order
     disjoint_neighbours    shards whose ranks all lie at or above those of the shard before
     equal_ranks            documents with the rank of the document before
@@ -29,6 +30,7 @@ from scripts.data.phase_reader import PhaseIndex, read_index
 
 CHUNK = 1_000_000  # documents looked at in one go
 RANDOM_STRETCH = 1e6  # bytes; below it the time of a disk is lost in jumps
+CACHED = 64e9  # bytes of a phase that a node keeps in memory after reading them once
 
 
 def inspect_order(index: PhaseIndex) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def inspect_order(index: PhaseIndex) -> dict[str, Any]:
         "documents": len(documents),
         "shards": int(used.sum()),
         "ascending_shards": int((ascending & used).sum()),
+        "bytes": tokens * itemsize,
         "sequential": round(sequential / len(documents), 6),
         "stretch_bytes": round(tokens * itemsize / (len(documents) - sequential)),
     }
@@ -101,11 +104,12 @@ def warnings(report: dict[str, Any]) -> list[str]:
             f"phase {phase}: {equal:,} of {report['documents']:,} documents share their rank with "
             "another one; their order is that of shards and rows"
         )
-    if report["stretch_bytes"] < RANDOM_STRETCH and report["shards"] > 1:
+    random = report["stretch_bytes"] < RANDOM_STRETCH and report["shards"] > 1
+    if random and report["bytes"] > CACHED:
         found.append(
             f"phase {phase}: reading jumps after {report['stretch_bytes']:,} bytes on average; "
-            f"where the disk is slow at that, write the shards in training order "
-            f"(sorted_phase{phase})"
+            f"where the disk is slow at that, let training read shards in training order: "
+            f"runtime.sorted_phases: [{phase}]"
         )
     return found
 

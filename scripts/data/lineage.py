@@ -16,6 +16,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,8 @@ def documents_per_shard(index: PhaseIndex, samples: int) -> np.ndarray:
     seen = np.zeros(index.manifest.documents, dtype=bool)
     for places in places_of(index, samples):
         seen[documents[places]] = True
-    starts = index.manifest.first_documents
-    filled = np.diff(starts) > 0  # reduceat gives nonsense for empty stretches
-    result = np.zeros(len(starts) - 1, dtype=np.int64)
-    result[filled] = np.add.reduceat(seen, starts[:-1][filled], dtype=np.int64)
-    return result
+    shards = pairwise(index.manifest.first_documents.tolist())
+    return np.array([np.count_nonzero(seen[first:last]) for first, last in shards])
 
 
 def places_of(index: PhaseIndex, samples: int) -> Iterator[np.ndarray | slice]:
@@ -95,9 +93,9 @@ def places_of(index: PhaseIndex, samples: int) -> Iterator[np.ndarray | slice]:
         end = last_places(starts[samples : samples + 1])[0] + 1 if samples else 0
         yield from (slice(first, min(first + CHUNK, end)) for first in range(0, end, CHUNK))
         return
-    taken = np.zeros(len(order), dtype=bool)
+    taken = np.zeros(len(starts) - 1, dtype=bool)
     taken[order[:samples]] = True
-    for first in range(0, len(order), CHUNK):
+    for first in range(0, len(taken), CHUNK):
         chunk, of_chunk = starts[first : first + CHUNK + 1], taken[first : first + CHUNK]
         begins, ends = chunk[:-1, 0], last_places(chunk[1:])
         base, width = begins[0], ends[-1] - begins[0] + 2
@@ -186,10 +184,10 @@ def show_consumed(args: argparse.Namespace, phase: int, index: PhaseIndex, sampl
 def open_phase(args: argparse.Namespace, phase: int, samples: int) -> PhaseIndex:
     """Opens the index of a phase, which has to have so many samples."""
     index = read_index(args.index or args.converted_dir / INDEX.format(phase=phase))
-    available = index.facts["train"]["samples"]
-    if samples > available:
+    if samples > index.training_samples:
         raise ValueError(
-            f"phase {phase} has {available} training samples, that step needs {samples}"
+            f"phase {phase} has {index.training_samples} training samples, "
+            f"that step needs {samples}"
         )
     return index
 

@@ -168,11 +168,11 @@ def build_datasets(
         ValueError: the index is stale, or the phase is shorter than `train_samples`.
     """
     index = read_index(index_path)
-    available = index.facts["train"]["samples"]
-    if train_samples > available:
+    if train_samples > index.training_samples:
         raise ValueError(
-            f"phase {index.manifest.phase} is to train on {train_samples} samples, one pass over "
-            f"its data holds {available}: shorten its `length` in data.yaml, or add data"
+            f"phase {index.manifest.phase} is to train on {train_samples} samples, its data hold "
+            f"{index.training_samples} in {index.facts['passes']} pass(es): shorten its `length` "
+            "in data.yaml, allow more `passes`, or add data"
         )
     config = GPTDatasetConfig(
         random_seed=index.facts["seed"],

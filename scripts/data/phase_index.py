@@ -15,6 +15,9 @@ An order is nothing but a sort key of the documents, equal keys by shard, then b
                 the samples are shuffled likewise
     as_stored   none: the documents stay as the shards hold them
 
+A phase that may take several passes over its data reads the same samples in each: in the same order
+again, or, where it is shuffled, in another one made from the same seed.
+
 Held out for validation are the documents whose (other) 64 bits are below the fraction. They depend
 on nothing but the shard's name and the row: not on the order, the seed or the other shards.
 
@@ -29,7 +32,8 @@ reads these files from the beginning to the end:
     ranks.npy            float64 [documents]  its rank (order `rank` only)
     {split}_samples.npy  int [samples + 1, 2] where a sample begins: document (place among those of
                                               the split), token within the document
-    train_shuffle.npy    int64 [samples]      order of the samples (order `shuffled` only)
+    train_order.npy      int64 [passes * samples]  order of the samples; only where it is not simply
+                                              ascending (order `shuffled`, or several passes)
 """
 
 import argparse
@@ -68,6 +72,7 @@ def build_index(
     seed: int,
     sequence_length: int,
     validation_fraction: float,
+    passes: int = 1,
     memory_gb: float = 8,
     threads: int = 2,
 ) -> PhaseIndex:
@@ -80,6 +85,7 @@ def build_index(
         seed: of the shuffles; only `shuffled` depends on it.
         sequence_length: tokens of a sample.
         validation_fraction: of the documents, 0 … 1.
+        passes: over the training samples that the phase may take.
         memory_gb: what the sort may use before it spills to the disk.
         threads: of the sort.
 
@@ -100,6 +106,7 @@ def build_index(
         "seed": seed,
         "sequence_length": sequence_length,
         "validation_fraction": validation_fraction,
+        "passes": passes,
     }
     content = digest(settings | {"manifest": manifest.digest})
     folder = folder_of(output, content)
@@ -123,8 +130,9 @@ def build_index(
             f"phase {manifest.phase} has {splits['train']['tokens']} tokens for training, "
             f"less than one sequence of {sequence_length}"
         )
-    if order == "shuffled":
-        write_sample_shuffle(folder / "train_shuffle.npy", seed, splits["train"]["samples"])
+    if order == "shuffled" or passes > 1:
+        shuffle_seed = seed if order == "shuffled" else None
+        write_sample_order(folder, splits["train"]["samples"], passes, shuffle_seed)
 
     return publish(output, folder, manifest, settings | {"digest": content, **splits})
 
@@ -216,10 +224,15 @@ def write_samples(path: Path, lengths: np.ndarray, tokens: int, sequence_length:
     return len(samples) - 1
 
 
-def write_sample_shuffle(path: Path, seed: int, count: int) -> None:
-    """Writes a permutation of the samples, int64 [count]."""
-    with replacing(path) as partial, partial.open("wb") as file:
-        np.save(file, np.argsort(random_bits(f"samples {seed}", 0, count), kind="stable"))
+def write_sample_order(folder: Path, count: int, passes: int, seed: int | None) -> None:
+    """Writes the order of the samples of all passes: shuffled by `seed`, ascending without one."""
+    with array_file(folder / "train_order.npy", np.int64, passes * count) as order:
+        for first in range(0, passes * count, count):
+            order[first : first + count] = (
+                np.arange(count)
+                if seed is None
+                else np.argsort(random_bits(f"samples {seed}", first, count), kind="stable")
+            )
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -230,6 +243,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--sequence-length", type=int, required=True)
     parser.add_argument("--validation-fraction", type=float, required=True)
+    parser.add_argument("--passes", type=int, default=1, help="over the data; default: 1")
     parser.add_argument("--output", type=Path, required=True, help="the JSON file")
     parser.add_argument("--memory-gb", type=float, default=8, help="of the sort; default: 8")
     parser.add_argument("--threads", type=int, default=2, help="of the sort; default: 2")
@@ -242,6 +256,7 @@ def main(argv: list[str] | None = None) -> None:
             seed=args.seed,
             sequence_length=args.sequence_length,
             validation_fraction=args.validation_fraction,
+            passes=args.passes,
             memory_gb=args.memory_gb,
             threads=args.threads,
         )

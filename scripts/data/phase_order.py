@@ -114,10 +114,11 @@ def read_ranks(manifest: Manifest, shard: int) -> np.ndarray:
         )
     wrong = np.flatnonzero(~np.isfinite(ranks))
     if len(wrong):
+        source = manifest.table["source_file"][shard]
         raise ValueError(
-            f"{path}: the rank of document {wrong[0]} is {ranks[wrong[0]]} ({len(wrong)} such "
-            f"documents; made from {manifest.table['source_file'][shard]}): correct the source, or "
-            "choose the order `as_stored` for this phase"
+            f"{path}: the rank of document {wrong[0]} (from 0 on, rows without text do not count) "
+            f"is {ranks[wrong[0]]} ({len(wrong)} such documents; made from {source}): correct the "
+            "source, or choose the order `as_stored` for this phase"
         )
     return ranks
 

@@ -12,7 +12,7 @@ import numpy as np
 from scripts.common.files import read_json
 from scripts.data.phase_manifest import Manifest, read_manifest
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 SPLITS = ("train", "valid")
 
 
@@ -47,10 +47,15 @@ class PhaseIndex:
         """Returns where a split's samples begin (place, token), and the end: [samples + 1, 2]."""
         return self.array(f"{split}_samples")
 
+    @property
+    def training_samples(self) -> int:
+        """Samples of all passes over the training documents."""
+        return self.facts["train"]["samples"] * self.facts["passes"]
+
     def sample_order(self, split: str) -> np.ndarray | range:
-        """Returns the order in which a split's samples are read: integers [samples]."""
-        if split == "train" and self.facts["order"] == "shuffled":
-            return self.array("train_shuffle")
+        """Returns the order in which a split's samples are read, pass after pass: integers."""
+        if split == "train" and "train_order.npy" in self.facts["files"]:
+            return self.array("train_order")
         return range(self.facts[split]["samples"])
 
 

@@ -33,7 +33,7 @@ from scripts.data.phase_reader import PhaseIndex, read_index
 from scripts.data.shard_files import ShardFiles, writing
 from scripts.data.shards import Phase
 
-COPIED = ("lengths", "ranks", "train_samples", "valid_samples", "train_shuffle")
+COPIED = ("lengths", "ranks", "train_samples", "valid_samples", "train_order")
 # The digest stays: it names what is trained on, which is the same, so a run can go on with either.
 KEPT = (
     "format_version",
@@ -42,6 +42,7 @@ KEPT = (
     "seed",
     "sequence_length",
     "validation_fraction",
+    "passes",
     "train",
     "valid",
 )

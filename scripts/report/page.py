@@ -3,7 +3,7 @@
     python -m scripts.report.page --config config.yaml --figures FOLDER --output overview.html
 
 The stages' files are found through config.yaml. Results that a run need not have (held-out loss,
-benchmarks, samples, inspection) are given by name and left out where they are not.
+benchmarks, samples, inspection, order) are given by name and left out where they are not.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from scripts.train.run import Run
 from scripts.train.step_log import duration
 
 FIGURES = ("lengths", "ranks", "loss", "learning_rate", "gradient", "throughput")
-RESULTS = ("verdict", "held_out", "benchmarks", "samples", "inspection")
+RESULTS = ("verdict", "held_out", "benchmarks", "samples", "inspection", "order")
 NUMBER = re.compile(r"[\d.,]+( ?[kMGTP]?B(/s)?|%|e[-+]\d+)?|")
 
 
@@ -43,7 +43,7 @@ def page_content(
         for phase in range(1, settings["phases"] + 1)
     ]
     history = read_history(run.step_log)
-    verdicts, held_out, benchmarks, samples, inspections = (
+    verdicts, held_out, benchmarks, samples, inspections, orders = (
         [read_json(path) for path in results[kind]] for kind in RESULTS
     )
     batch = parameters["hparams"]["global_batch_size"]
@@ -58,6 +58,8 @@ def page_content(
         "data": tables.data_rows(indices),
         "inspected": bool(inspections),
         "findings": [text for summary in inspections for text in summary["problems"]],
+        "order": tables.order_rows(orders),
+        "order_warnings": [text for report in orders for text in report["warnings"]],
         "conversion": tables.conversion_rows(indices),
         "training": tables.training_rows(run, history),
         "interruptions": tables.interruption_rows(history),

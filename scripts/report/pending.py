@@ -15,6 +15,7 @@ from typing import Any
 from scripts.common.files import read_json
 from scripts.data.shards import SUFFIX, Phase, configured_phase, configured_recipe
 from scripts.train.checkpoints import tracked_iteration
+from scripts.train.phases import wanted_iterations
 from scripts.train.run import Run
 
 # 8.8 TB of int32 tokens came from 3.68 TB of Parquet: 0.6 tokens a byte (the authors' figures).
@@ -156,13 +157,11 @@ def planned_iterations(
 ) -> tuple[int | None, bool]:
     """Returns a phase's iterations (None without data that say it), and whether that is a guess."""
     hparams, data = parameters["hparams"], parameters["data"]
-    length = data["phases"][files.number - 1]["length"]
-    if length == "one_pass":
+    phase = data["phases"][files.number - 1]
+    length, samples, estimated = phase["length"], 0, False
+    if isinstance(length, str):  # it depends on the data
         samples, estimated = training_samples(files, shards, parameters)
-        return samples // hparams["global_batch_size"] or None, estimated
-    if "iterations" in length:
-        return length["iterations"], False
-    return length["tokens"] // (hparams["global_batch_size"] * hparams["sequence_length"]), False
+    return wanted_iterations(length, samples, phase.get("passes", 1), hparams) or None, estimated
 
 
 def as_json(work: PhaseWork) -> dict[str, Any]:

@@ -91,15 +91,24 @@ def flops_per_token(model: dict, sequence_length: int) -> float:
 def conversion_speed(sidecars: Iterable[Path], threads: int, assumed: dict) -> Speed:
     """Returns the bytes of Parquet a second on all cores, `threads` of which convert one file."""
     jobs = max(1, (os.cpu_count() or 1) // threads)
-    sampled = [read_json(path) for path in sidecars]
-    seconds = sum(sidecar["seconds"] for sidecar in sampled)
+    sampled = [measured for path in sidecars if (measured := measured_conversion(path))]
+    seconds = sum(seconds for seconds, _ in sampled)
     if seconds:
-        rate = sum(sidecar["source"]["bytes"] for sidecar in sampled) / seconds
+        rate = sum(parquet_bytes for _, parquet_bytes in sampled) / seconds
         source = f"measured on {len(sampled)} shards, {jobs} at a time"
     else:
         rate = assumed["convert_mb_per_second"] * 1e6
         source = f"assumed, {assumed['convert_mb_per_second']} MB/s a file, {jobs} at a time"
     return Speed(rate * jobs, source)
+
+
+def measured_conversion(sidecar: Path) -> tuple[float, int] | None:
+    """Returns the seconds of a conversion and the bytes of Parquet; None of a damaged sidecar."""
+    try:
+        recorded = read_json(sidecar)
+        return recorded["seconds"], recorded["source"]["bytes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def evenly_spaced(paths: list[Path], count: int = SAMPLED_SHARDS) -> list[Path]:

@@ -65,6 +65,20 @@ def data_rows(indices: list[PhaseIndex]) -> Rows:
     return rows
 
 
+def order_rows(reports: list[dict[str, Any]]) -> Rows:
+    """Returns what scripts/data/inspect_order.py says of each phase."""
+    return [
+        {
+            "phase": str(report["phase"]),
+            "order": report["order"].replace("_", " "),
+            "shards in training order": f"{report['ascending_shards']:,} of {report['shards']:,}",
+            "equal ranks": f"{report['equal_ranks']:,}" if "equal_ranks" in report else "",
+            "read before a jump": size(report["stretch_bytes"]),
+        }
+        for report in reports
+    ]
+
+
 def conversion_rows(indices: list[PhaseIndex]) -> Rows:
     """Returns what conversion met in each phase that a person should know of.
 

@@ -43,6 +43,9 @@ COMMON_ARGUMENTS = shlex.split(
     "--rerun-mode disabled --log-interval 100"
 )
 
+# What obeys the masks of documents: Megatron's own layers a full mask, ours cumulative lengths.
+LAYERS_OF_MASKS = {"reset_attention_mask": "local", "dataloader_inter_document_masking": "fast"}
+
 PRECISIONS = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": []}
 
 
@@ -136,14 +139,22 @@ def _on_gpus(runtime: dict) -> list[str]:
 def chosen_layers(runtime: dict, plan: Plan) -> Choice:
     """Returns the layers that runtime.layers asks for.
 
-    Only Megatron's own layers obey a full attention mask.
+    Each of the two ways to keep documents apart is obeyed by some layers only.
     """
     requested = runtime.get("layers", "auto")
-    if plan.masks["reset_attention_mask"]:
-        if requested not in ("auto", "local"):
+    needed = {name: layers for name, layers in LAYERS_OF_MASKS.items() if plan.masks[name]}
+    if len(needed) > 1:
+        raise RunError(f"data.yaml: {' and '.join(needed)} do the same: set one of them to false")
+    for name, layers in needed.items():
+        if requested not in ("auto", layers):
             raise RunError(
-                f"data.yaml resets the attention mask, which layers: {requested} would not obey: "
-                "set runtime.layers to local"
+                f"data.yaml: {name} is not obeyed by layers: {requested}: set runtime.layers to "
+                f"{layers}"
             )
-        requested = "local"
+        if layers == "fast" and runtime.get("pipeline_parallel", 1) > 1:
+            raise RunError(
+                f"data.yaml: {name} is not possible with pipeline_parallel: set it to 1, or use "
+                "reset_attention_mask"
+            )
+        requested = layers
     return choose(requested, runtime["gpus"], runtime.get("tensor_parallel", 1))

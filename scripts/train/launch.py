@@ -211,9 +211,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--runtime", type=json_argument, required=True, help="JSON or its file: gpus, intervals …"
     )
     parser.add_argument(
-        "--later-lengths",
+        "--later-phases",
         type=json.loads,
-        help="JSON list: `length` of each later phase, to tell when the run will end",
+        help="JSON list: {length, index} of each later phase, to tell when the run will end",
     )
     parser.add_argument(
         "--gpus",
@@ -261,7 +261,7 @@ def launch(args: argparse.Namespace, nodes: Nodes, console: Console) -> int:
 
         stop = StopRequest(run, runtime.get("grace_seconds", 300))
         index = args.index.resolve()
-        plan = plan_phase(run, args.phase, index, args.recipe, runtime, args.later_lengths)
+        plan = plan_phase(run, args.phase, index, args.recipe, runtime, args.later_phases)
         this = Launch(run, plan, args.recipe, runtime, start, stop, console)
         facts = read_json(index)
         check_identity(run, plan, args.recipe, facts, args.tokenizer)

@@ -19,7 +19,11 @@ from megatron.core import mpu
 from megatron.core.datasets import utils as dataset_utils
 from megatron.core.enums import ModelType
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.core.utils import get_batch_on_this_tp_rank
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.utils import (
+    flatten_batch_for_packed_sequences,
+    get_batch_on_this_tp_rank,
+)
 from megatron.training import get_args, pretrain, training
 from megatron.training.argument_utils import (
     gpt_config_from_args,
@@ -112,6 +116,7 @@ def datasets_of_phase(plan: dict, samples: list[int]) -> tuple[Dataset, Dataset 
         reset_position_ids=masks["reset_position_ids"],
         reset_attention_mask=masks["reset_attention_mask"],
         eod_mask_loss=masks["eod_mask_loss"],
+        inter_document_masking=masks["dataloader_inter_document_masking"],
         create_attention_mask=args.create_attention_mask_in_dataloader,
     )
 
@@ -120,16 +125,18 @@ def get_batch(data_iterator: Any) -> dict[str, torch.Tensor]:
     """Returns the next micro batch on this rank's device, each value [micro_batch, sequence].
 
     Where data.yaml resets the attention mask there is one: [micro_batch, 1, sequence, sequence].
+    Where it separates documents by cumulative lengths, the samples are laid end to end, each value
+    [1, micro_batch * sequence], with `cu_seqlens` [1, documents + 1].
     """
     args = get_args()
     tensor_rank = mpu.get_tensor_model_parallel_rank()
     batch: dict = {}
     if tensor_rank == 0:
-        batch = next(data_iterator)
+        batch = flatten_batch_for_packed_sequences(next(data_iterator))
         batch = {key: value.cuda(non_blocking=True) for key, value in batch.items()}
     return get_batch_on_this_tp_rank(
         batch,
-        has_cu_seqlens=False,
+        has_cu_seqlens=args.dataloader_inter_document_masking,
         is_hybrid_cp=False,
         create_attention_mask_in_dataloader=args.create_attention_mask_in_dataloader,
         broadcast_src_rank=mpu.get_tensor_model_parallel_src_rank(),
@@ -156,9 +163,24 @@ def forward_step(data_iterator: Any, model: torch.nn.Module) -> tuple[torch.Tens
         batch["position_ids"],
         batch.get("attention_mask"),
         labels=batch["labels"],
+        packed_seq_params=document_borders(batch),
         **({"output_processor": processor} if processor else {}),
     )
     return losses, functools.partial(mean_loss, batch["loss_mask"])
+
+
+def document_borders(batch: dict[str, torch.Tensor]) -> PackedSeqParams | None:
+    """Returns where the documents of a micro batch begin, None where they are not kept apart."""
+    if batch.get("cu_seqlens") is None:
+        return None
+    borders, longest = batch["cu_seqlens"][0], get_args().seq_length
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=borders,
+        cu_seqlens_kv=borders,
+        max_seqlen_q=longest,  # no document of a sample is longer, and it need not be fetched
+        max_seqlen_kv=longest,
+    )
 
 
 def mean_loss(

@@ -50,20 +50,31 @@ class Plan:
         return asdict(self)
 
 
-def phase_iterations(length: str | dict, samples: int, hparams: dict, where: str) -> int:
-    """Returns a phase's iterations.
+def wanted_iterations(length: str | dict, samples: int, passes: int, hparams: dict) -> int:
+    """Returns the iterations that a phase's `length` in data.yaml means.
 
-    `length` is one_pass, {tokens: N} or {iterations: N}; `samples` are the sequences of its data.
-    Raises RunError if the data do not suffice for one pass of that length.
+    `samples` are the sequences of one pass over its data, `passes` how many it may take.
+    """
+    batch = hparams["global_batch_size"]
+    if length == "one_pass":
+        return samples // batch
+    if length == "all_passes":
+        return samples * passes // batch
+    if "tokens" in length:
+        return length["tokens"] // (batch * hparams["sequence_length"])
+    return length["iterations"]
+
+
+def phase_iterations(
+    length: str | dict, samples: int, passes: int, hparams: dict, where: str
+) -> int:
+    """Returns a phase's iterations, see `wanted_iterations`.
+
+    Raises RunError if the passes that are allowed do not suffice for that length.
     """
     batch, sequence_length = hparams["global_batch_size"], hparams["sequence_length"]
-    available = samples // batch
-    if length == "one_pass":
-        wanted = available
-    elif "tokens" in length:
-        wanted = length["tokens"] // (batch * sequence_length)
-    else:
-        wanted = length["iterations"]
+    wanted = wanted_iterations(length, samples, passes, hparams)
+    available = samples * passes // batch
     if wanted < 1:
         raise RunError(
             f"{where}: {samples:,} samples of {sequence_length} tokens, length {length}: that is "
@@ -71,9 +82,9 @@ def phase_iterations(length: str | dict, samples: int, hparams: dict, where: str
         )
     if wanted > available:
         raise RunError(
-            f"{where}: {wanted:,} iterations need {wanted * batch:,} samples, the data have "
-            f"{samples:,}, so that would be more than one pass: shorten the phase to at most "
-            f"{available:,} iterations, or add data"
+            f"{where}: {wanted:,} iterations need {wanted * batch:,} samples, one pass over the "
+            f"data has {samples:,}, so that would be more than {passes} pass(es): shorten the "
+            f"phase to at most {available:,} iterations, add data, or allow more (`passes`)"
         )
     return wanted
 
@@ -84,11 +95,11 @@ def plan_phase(
     index_path: Path,
     recipe: dict,
     runtime: dict,
-    later_lengths: list[str | dict] | None = None,
+    later_phases: list[dict] | None = None,
 ) -> Plan:
     """Returns the plan of a phase; raises RunError if an earlier phase is not complete.
 
-    `later_lengths`, the `length` of each later phase, serves only to say when the run will end.
+    `later_phases`, {length, index} of each, serves only to say when the run will end.
     """
     hparams, data, index = recipe["hparams"], recipe["data"], read_json(index_path)
     check_batches(hparams, index, recipe["model"], runtime)
@@ -96,13 +107,8 @@ def plan_phase(
     start = ends[-1] if ends else 0
     samples = index["train"]["samples"]
     length = data["phases"][phase - 1]["length"]
-    if data["dataloader_inter_document_masking"]:
-        raise RunError(
-            "data.yaml: training cannot separate documents by cumulative lengths "
-            "(dataloader_inter_document_masking); reset_attention_mask does it by a full mask"
-        )
     last = start + phase_iterations(
-        length, samples, hparams, f"data.yaml, phases, entry {phase}, length"
+        length, samples, index["passes"], hparams, f"data.yaml, phases, entry {phase}, length"
     )
     return Plan(
         train_name=run.name,
@@ -111,7 +117,7 @@ def plan_phase(
         last_iteration=last,
         transitions=ends,
         samples=samples,
-        run_iterations=_run_iterations(last, phase, later_lengths, index_path, hparams),
+        run_iterations=_run_iterations(last, phase, later_phases, hparams),
         validation_iterations=_validation_iterations(hparams, index),
         keep=_averaged(hparams, start, last),
         learning_rate=hparams["learning_rate"],
@@ -162,17 +168,22 @@ def check_batches(hparams: dict, index: dict, model: dict, runtime: dict) -> Non
 
 
 def _run_iterations(
-    last: int, phase: int, later_lengths: list | None, index_path: Path, hparams: dict
+    last: int, phase: int, later_phases: list[dict] | None, hparams: dict
 ) -> int | None:
     """Returns the last iteration of the run, None where a later phase has no index yet."""
-    if later_lengths is None:
+    if later_phases is None:
         return None
-    for later, length in enumerate(later_lengths, phase + 1):
-        path = index_path.with_name(index_path.name.replace(f"phase{phase}", f"phase{later}"))
-        if not path.exists():
+    for number, later in enumerate(later_phases, phase + 1):
+        if not Path(later["index"]).exists():
             return None
-        samples = read_json(path)["train"]["samples"]
-        last += phase_iterations(length, samples, hparams, f"data.yaml, phases, entry {later}")
+        index = read_json(Path(later["index"]))
+        last += phase_iterations(
+            later["length"],
+            index["train"]["samples"],
+            index["passes"],
+            hparams,
+            f"data.yaml, phases, entry {number}, length",
+        )
     return last
 
 

@@ -54,19 +54,22 @@ def start(run: Run, command: list[str]) -> Background:
 def main(argv: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        epilog="Further arguments, also after --, are Snakemake's.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # --config is Snakemake's
     )
     parser.add_argument("train_name")
     parser.add_argument("--target", default="train_all", help="default: train_all")
     parser.add_argument("--config-file", type=Path, default=Path("config.yaml"))
     parser.add_argument("--artifacts", type=Path, help="default: the configuration's")
-    parser.add_argument("snakemake", nargs="*", help="further arguments of Snakemake, after --")
-    args = parser.parse_args(argv)
+    args, further = parser.parse_known_args(argv)
+    further = [word for word in further if word != "--"]
     command = ["snakemake", args.target, "--config", f"train_name={args.train_name}"]
     try:
         folder = args.artifacts or artifacts_folder(args.config_file)
         run = Run(args.train_name, folder.resolve())
-        background = start(run, [sys.executable, "-m", *command, *args.snakemake])
+        background = start(run, [sys.executable, "-m", *command, *further])
     except RunError as error:
         sys.exit(f"start_training: {error}")
     print(f"run {run.name} is started; its log is {background.log}")

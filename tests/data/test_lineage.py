@@ -13,7 +13,7 @@ SEQUENCE = 16
 SIZES = [40, 0, 25, 1, 60]
 
 
-def phase(tmp_path, order):
+def phase(tmp_path, order, passes=1):
     """Writes a phase and its index; returns the index, the training data set and the shards."""
     shards = random_shards(3, SIZES)
     manifest = write_phase(tmp_path, shards)
@@ -24,8 +24,9 @@ def phase(tmp_path, order):
         seed=5,
         sequence_length=SEQUENCE,
         validation_fraction=0.1,
+        passes=passes,
     )
-    return index, build_datasets(index.path, index.facts["train"]["samples"])[0], shards
+    return index, build_datasets(index.path, index.training_samples)[0], shards
 
 
 def tokens_of(table, index, shards):
@@ -39,20 +40,22 @@ def tokens_of(table, index, shards):
     )
 
 
+@pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("order", ["shuffled", "rank", "as_stored"])
-def test_a_step_lists_exactly_the_tokens_that_training_reads(tmp_path, order):
-    index, train, shards = phase(tmp_path, order)
+def test_a_step_lists_exactly_the_tokens_that_training_reads(tmp_path, order, passes):
+    index, train, shards = phase(tmp_path, order, passes)
     for first, last in [(0, 4), (4, 8), (len(train) - 1, len(train))]:
         read = np.concatenate([train[i]["tokens"].numpy() for i in range(first, last)])
         table = lineage.documents_of(index, first, last)
         np.testing.assert_array_equal(tokens_of(table, index, shards), read)
 
 
+@pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("order", ["shuffled", "rank", "as_stored"])
-def test_the_summary_agrees_with_the_list_of_all_steps(tmp_path, monkeypatch, order):
+def test_the_summary_agrees_with_the_list_of_all_steps(tmp_path, monkeypatch, order, passes):
     monkeypatch.setattr(lineage, "CHUNK", 7)
-    index, train, _ = phase(tmp_path, order)
-    for samples in (1, 2, len(train) // 2, len(train)):
+    index, train, _ = phase(tmp_path, order, passes)
+    for samples in (1, 2, len(train) // 4, len(train) * 2 // 3, len(train)):
         table = lineage.documents_of(index, 0, samples)
         summary = lineage.consumed(index, samples)
         assert summary["tokens"] == table.tokens.sum() == samples * SEQUENCE

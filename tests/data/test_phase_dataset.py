@@ -181,8 +181,27 @@ def test_every_evaluation_reads_the_same_samples(tmp_path):
 def test_a_phase_that_is_too_short_is_refused(tmp_path):
     index = build(tmp_path, random_shards(1, [30]))
     available = index.facts["train"]["samples"]
-    with pytest.raises(ValueError, match=f"{available + 1} samples, one pass .* holds {available}"):
+    message = rf"{available + 1} samples, its data hold {available} in 1 pass"
+    with pytest.raises(ValueError, match=message):
         build_datasets(index.path, available + 1)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_further_pass_reads_the_same_samples_and_holds_out_the_same_documents(tmp_path, order):
+    shards = random_shards(1, SIZES)
+    once = build(tmp_path / "once", shards, order=order)
+    twice = build(tmp_path / "twice", shards, order=order, passes=2)
+    samples = once.facts["train"]["samples"]
+    first, valid = build_datasets(once.path, samples, once.facts["valid"]["samples"])[:2]
+    both, valid_of_both = build_datasets(twice.path, 2 * samples, len(valid))[:2]
+    tokens = [sample["tokens"].tolist() for sample in (both[i] for i in range(2 * samples))]
+    assert tokens[:samples] == [first[i]["tokens"].tolist() for i in range(samples)]
+    assert sorted(tokens[samples:]) == sorted(tokens[:samples])
+    assert (tokens[samples:] == tokens[:samples]) == (order != "shuffled")
+    for i in range(len(valid)):
+        np.testing.assert_array_equal(valid[i]["tokens"], valid_of_both[i]["tokens"])
+    with pytest.raises(ValueError, match="in 2 pass"):
+        build_datasets(twice.path, 2 * samples + 1)
 
 
 def test_a_shard_replaced_during_a_run_is_named(tmp_path):

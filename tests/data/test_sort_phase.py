@@ -23,12 +23,13 @@ def phase(folder, order, dtype=np.int32):
         seed=1,
         sequence_length=16,
         validation_fraction=0.1,
+        passes=2,
     )
 
 
 def samples(index):
     """Returns all samples of both splits."""
-    counts = [index.facts[split]["samples"] for split in ("train", "valid")]
+    counts = index.training_samples, index.facts["valid"]["samples"]
     for dataset in build_datasets(index.path, *counts)[:2]:
         for number in range(len(dataset)):
             yield dataset[number]["tokens"].tolist()

@@ -108,10 +108,11 @@ class SmallRun:
 
     def start(self, phase: int) -> subprocess.Popen:
         """Starts the launcher; its output is the launcher's own messages."""
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         return subprocess.Popen(
             self.command(phase),
             cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -5,9 +5,9 @@ import argparse
 import pytest
 
 from scripts.common.settings import load_parameters, phase_recipe
-from scripts.train.arguments import flags, megatron_arguments
-from scripts.train.phases import Plan
-from scripts.train.run import Run
+from scripts.train.arguments import chosen_layers, flags, megatron_arguments
+from scripts.train.phases import MASKS, Plan
+from scripts.train.run import Run, RunError
 
 RUNTIME = {"micro_batch_size": 2, "checkpoint_interval": 400, "nodes": 1}
 
@@ -24,7 +24,7 @@ def plan(**changes):
         "last_iteration": 300,
         "transitions": [100, 200],
         "validation_iterations": 2,
-        "masks": {"reset_position_ids": False, "reset_attention_mask": False},
+        "masks": dict.fromkeys(MASKS, False),
     }
     return Plan(**values | changes)
 
@@ -67,11 +67,26 @@ def test_iterations_to_skip_reach_megatron(parser, tmp_path):
 def test_a_full_mask_is_made_only_where_documents_are_separated(parser, tmp_path):
     args = parse(parser, tmp_path, "cpu_smoke", {"gpus": 0})
     assert not args.create_attention_mask_in_dataloader
-    masks = {"reset_position_ids": True, "reset_attention_mask": True}
+    masks = dict.fromkeys(MASKS, False) | {"reset_position_ids": True, "reset_attention_mask": True}
     args = parse(parser, tmp_path, "cpu_smoke", {"gpus": 0}, masks=masks)
     assert args.create_attention_mask_in_dataloader
     assert args.reset_attention_mask
     assert args.reset_position_ids
+
+
+@pytest.mark.parametrize(
+    ("masks", "runtime", "message"),
+    [
+        ("reset_attention_mask", {"layers": "fast"}, "set runtime.layers to local"),
+        ("dataloader_inter_document_masking", {"layers": "local"}, "set runtime.layers to fast"),
+        ("dataloader_inter_document_masking", {"pipeline_parallel": 2}, "pipeline_parallel: set"),
+        ("reset_attention_mask dataloader_inter_document_masking", {}, "set one of them to false"),
+    ],
+)
+def test_masks_that_the_layers_would_not_obey_are_refused(tmp_path, masks, runtime, message):
+    masks = {name: name in masks.split() for name in MASKS}
+    with pytest.raises(RunError, match=message):
+        chosen_layers({"gpus": 0} | runtime, plan(masks=masks))
 
 
 def test_flags():

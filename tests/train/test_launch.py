@@ -157,6 +157,15 @@ def test_a_phase_waits_for_the_one_before(data, tmp_path):
     assert "train phase 1 first" in output
 
 
+def test_checkpoints_are_saved_by_the_clock_too(data, tmp_path):
+    run = SmallRun(data, tmp_path)
+    run.runtime |= {"checkpoint_interval": 1000, "checkpoint_minutes": 1e-4}
+    code, output = run.launch(1)
+    assert code == 0, output
+    saved = checkpoints.iterations_on_disk(run.run.checkpoints)
+    assert set(saved) > {18, 20}, "only those for averaging and the phase's last one"
+
+
 def test_a_second_trainer_is_refused(data, tmp_path):
     run = SmallRun(data, tmp_path)
     process = run.start(1)

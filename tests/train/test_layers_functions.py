@@ -111,6 +111,25 @@ def test_causal_attention_is_softmax_over_the_past(device, heads):
     )
 
 
+@pytest.mark.parametrize("heads", [4, 2])
+def test_documents_are_separated_in_bf16_as_they_are_in_fp32(device, heads):
+    lengths, groups, head = [30, 1, 65, 32], 2, 64
+    borders = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    tensors = [
+        random(sum(lengths), 1, count, head, device=device) for count in (heads, groups, groups)
+    ]
+    exact = functions.document_attention(*tensors, None, borders, 65)
+    halves = [tensor.detach().bfloat16().requires_grad_() for tensor in tensors]
+    rounded = functions.document_attention(*halves, None, borders, 65)
+    weights = torch.randn_like(exact)
+    (exact * weights).sum().backward()
+    (rounded.float() * weights).sum().backward()
+    for value, reference in [(rounded, exact)] + [
+        (half.grad, tensor.grad) for half, tensor in zip(halves, tensors, strict=True)
+    ]:
+        assert (value.float() - reference).norm() / reference.norm() < 0.02
+
+
 @pytest.mark.parametrize("width", [32, 96])
 def test_swiglu_multiplies_silu_of_the_gate_by_up(device, width):
     gate_up = random(6, 2, 2 * width, device=device)

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import random
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -156,9 +158,13 @@ def test_bf16_is_as_close_to_fp32_as_megatrons_local_layers(device):
     assert (
         relative_error(fast_loss, exact_loss) < 1.5 * relative_error(local_loss, exact_loss) + 1e-3
     )
-    for name, gradient in exact.items():
-        ours, theirs = (relative_error(grads[name], gradient) for grads in (fasts, locals_))
-        assert ours < 1.5 * theirs + 2e-3, name
+    ours, theirs = (
+        {name: relative_error(grads[name], gradient) for name, gradient in exact.items()}
+        for grads in (fasts, locals_)
+    )
+    assert mean(ours.values()) < 1.1 * mean(theirs.values())
+    for name, error in ours.items():  # the error of a norm's few weights is itself a random number
+        assert error < 2 * theirs[name] + 2e-3, name
 
 
 def test_full_recompute_changes_no_number(device):
@@ -242,6 +248,57 @@ def test_a_mask_is_refused_rather_than_ignored(device):
     mask = torch.zeros(1, 1, LENGTH, LENGTH, device=device, dtype=torch.bool)
     with pytest.raises(ValueError, match="an attention mask"):
         model(fast_spec, device)(**{**batch(device), "attention_mask": mask})
+
+
+def packed(lengths: list[int], device: str) -> PackedSeqParams:
+    """Says that a row holds documents of these lengths."""
+    borders = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    return PackedSeqParams("thd", borders, borders, max_seqlen_q=LENGTH, max_seqlen_kv=LENGTH)
+
+
+DOCUMENTS = [13, 1, 27, 7]
+
+
+def test_a_document_in_a_packed_sample_is_computed_as_if_it_were_alone(device):
+    fast = randomize_norms(model(fast_spec, device))
+    inputs = {name: value for name, value in batch(device).items() if name != "labels"}
+    row = {name: value[:1] if value is not None else None for name, value in inputs.items()}
+    together = fast(**row, packed_seq_params=packed(DOCUMENTS, device))
+    unseparated = fast(**row)
+    end = 0
+    for length in DOCUMENTS:
+        part = slice(end, end := end + length)
+        alone = fast(row["input_ids"][:, part], row["position_ids"][:, :length], None)
+        torch.testing.assert_close(together[:, part], alone, rtol=1e-5, atol=1e-5)
+        if part.start and length > 1:
+            assert relative_error(unseparated[:, part], alone) > 0.1
+
+
+def test_separated_documents_have_the_loss_and_gradients_of_local_layers_with_a_mask(device):
+    local = randomize_norms(model(local_spec, device))
+    fast = with_weights_of(model(fast_spec, device), local)
+    inputs, weights = batch(device), torch.rand(1, BATCH * LENGTH, device=device)
+    document = torch.arange(len(DOCUMENTS), device=device).repeat_interleave(
+        torch.tensor(DOCUMENTS, device=device)
+    )
+    visible = (document[:, None] == document) & torch.ones(
+        LENGTH, LENGTH, device=device
+    ).tril().bool()
+    mask = {**inputs, "attention_mask": ~visible.expand(BATCH, 1, LENGTH, LENGTH)}
+    row = {
+        name: value.reshape(1, -1) if value is not None else None for name, value in inputs.items()
+    }
+    loss, gradients = loss_and_gradients(
+        fast,
+        row,
+        weights,
+        output_processor=fused_loss,
+        packed_seq_params=packed(DOCUMENTS * BATCH, device),
+    )
+    expected_loss, expected = loss_and_gradients(local, mask, weights.view(BATCH, LENGTH))
+    torch.testing.assert_close(loss.view(BATCH, LENGTH), expected_loss, rtol=1e-5, atol=1e-5)
+    for name, gradient in gradients.items():
+        assert relative_error(gradient, expected[name]) < 2e-5, name
 
 
 def save(gpt: GPTModel, folder: Path) -> None:

@@ -12,28 +12,35 @@ HPARAMS = {"global_batch_size": 8, "sequence_length": 128}
 
 
 @pytest.mark.parametrize(
-    ("length", "iterations"),
+    ("length", "passes", "iterations"),
     [
-        ("one_pass", 12),
-        ({"iterations": 12}, 12),
-        ({"iterations": 1}, 1),
-        ({"tokens": 12 * 8 * 128}, 12),
-        ({"tokens": 3 * 8 * 128 - 1}, 2),
+        ("one_pass", 1, 12),
+        ("one_pass", 2, 12),
+        ("all_passes", 1, 12),
+        ("all_passes", 2, 25),
+        ({"iterations": 12}, 1, 12),
+        ({"iterations": 1}, 1, 1),
+        ({"iterations": 25}, 2, 25),
+        ({"tokens": 12 * 8 * 128}, 1, 12),
+        ({"tokens": 3 * 8 * 128 - 1}, 1, 2),
     ],
 )
-def test_lengths(length, iterations):
-    assert phase_iterations(length, 103, HPARAMS, "here") == iterations
+def test_lengths(length, passes, iterations):
+    assert phase_iterations(length, 103, passes, HPARAMS, "here") == iterations
 
 
-@pytest.mark.parametrize("length", [{"iterations": 13}, {"tokens": 13 * 8 * 128}])
-def test_more_than_one_pass_is_refused_with_the_greatest_length(length):
-    with pytest.raises(RunError, match=r"here: 13 iterations need 104 samples.*at most 12"):
-        phase_iterations(length, 103, HPARAMS, "here")
+@pytest.mark.parametrize(("passes", "most"), [(1, 12), (2, 25)])
+@pytest.mark.parametrize("unit", ["iterations", "tokens"])
+def test_more_passes_than_allowed_are_refused_with_the_greatest_length(passes, most, unit):
+    length = {unit: (most + 1) * (8 * 128 if unit == "tokens" else 1)}
+    message = rf"here: {most + 1} iterations need .*more than {passes} pass.*at most {most} "
+    with pytest.raises(RunError, match=message):
+        phase_iterations(length, 103, passes, HPARAMS, "here")
 
 
 def test_less_than_a_batch_is_refused():
     with pytest.raises(RunError, match="less than one iteration of 8 sequences"):
-        phase_iterations("one_pass", 7, HPARAMS, "here")
+        phase_iterations("one_pass", 7, 1, HPARAMS, "here")
 
 
 def plan(data, artifacts, phase=1, changes=(), **runtime):
@@ -96,7 +103,7 @@ def test_the_end_of_the_run_is_known_where_later_phases_have_an_index(data, fold
     index = data / "megatron_phase1.index.json"
     recipe = phase_recipe(parameters(), 1)
     run = Run("small", folder)
-    lengths = [{"iterations": 6}]
-    assert plan_phase(run, 1, index, recipe, RUNTIME, lengths).run_iterations == 26
-    lengths.append("one_pass")
-    assert plan_phase(run, 1, index, recipe, RUNTIME, lengths).run_iterations is None
+    later = [{"length": {"iterations": 6}, "index": str(data / "megatron_phase2.index.json")}]
+    assert plan_phase(run, 1, index, recipe, RUNTIME, later).run_iterations == 26
+    later.append({"length": "one_pass", "index": str(data / "megatron_phase3.index.json")})
+    assert plan_phase(run, 1, index, recipe, RUNTIME, later).run_iterations is None

@@ -89,3 +89,18 @@ def finished(smoke_run: Checkout, tmp_path: Path) -> Checkout:
     """A copy of the finished run, to be changed; times are kept, since Snakemake looks at them."""
     shutil.copytree(smoke_run.path, tmp_path / "checkout", symlinks=True)
     return Checkout(tmp_path / "checkout")
+
+
+@pytest.fixture(scope="session")
+def converted_run(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A checkout in which two phases are converted; tests must not change it."""
+    checkout = copy_program(tmp_path_factory.mktemp("converted") / "checkout")
+    checkout.smoke("converted_all", "--config", "phases=2")
+    return checkout
+
+
+@pytest.fixture
+def converted(converted_run: Checkout, tmp_path: Path) -> Checkout:
+    """A copy of that checkout, to be changed."""
+    shutil.copytree(converted_run.path, tmp_path / "checkout", symlinks=True)
+    return Checkout(tmp_path / "checkout")

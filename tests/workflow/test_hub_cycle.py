@@ -35,7 +35,7 @@ def write_corpus(folder: Path, files: int) -> list[Path]:
 class Cycle:
     """A checkout that takes its data from a hub, and what conversion makes of the same files."""
 
-    def __init__(self, folder: Path, files: int) -> None:
+    def __init__(self, folder: Path, files: int, shards_per_job: int = 1) -> None:
         self.sources = write_corpus(folder / "corpus", files)
         self.checkout = copy_program(folder / "checkout")
         tokenizer = self.checkout.path / "data/tokenizer"
@@ -54,6 +54,7 @@ class Cycle:
         settings["recipe"] |= {"source": "hub"}
         settings["hub"] |= {"dataset": "owner/corpus"}
         settings["runtime"] |= {"gpus": 0, "keep_parquet": False, "convert_threads": 1}
+        settings["runtime"] |= {"shards_per_job": shards_per_job}
         (self.checkout.path / "config.yaml").write_text(yaml.safe_dump(settings))
 
     def converted(self) -> int:
@@ -90,10 +91,12 @@ class Cycle:
         assert [path.name for path in (self.checkout.path / "data/parquet").rglob("part*")] == []
 
 
-def run_cycle(folder: Path, monkeypatch, files: int, interruptions: int, seed: int) -> None:
+def run_cycle(
+    folder: Path, monkeypatch, files: int, interruptions: int, seed: int, shards_per_job: int = 1
+) -> None:
     """Converts a corpus from the hub with interruptions and compares what comes of it."""
     chance = random.Random(seed)
-    cycle = Cycle(folder, files)
+    cycle = Cycle(folder, files, shards_per_job)
     content = {f"phase1/{path.name}": path.read_bytes() for path in cycle.sources}
     with Hub(content) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -116,6 +119,12 @@ def test_an_interrupted_download_and_conversion_ends_complete_and_exact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_cycle(tmp_path, monkeypatch, files=6, interruptions=2, seed=1)
+
+
+def test_chunks_are_downloaded_converted_and_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_cycle(tmp_path, monkeypatch, files=5, interruptions=1, seed=2, shards_per_job=3)
 
 
 @pytest.fixture

@@ -5,9 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -81,9 +84,15 @@ def trained_iterations(checkout: Checkout) -> list[int]:
     return [line["iteration"] for line in lines if "loss" in line]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        pytest.param(os.killpg, signal.SIGINT, id="Ctrl-C"),
+        pytest.param(os.kill, signal.SIGTERM, id="SIGTERM to snakemake alone"),
+    ],
+)
 def test_a_stopped_phase_resumes_and_leaves_the_phase_before_alone(
-    finished: Checkout, number: signal.Signals
+    finished: Checkout, send: Callable, number: signal.Signals
 ) -> None:
     shutil.rmtree(finished.path / "smoke/artifacts")
     set_lengths(finished, phase1=20, phase2=150)
@@ -102,7 +111,7 @@ def test_a_stopped_phase_resumes_and_leaves_the_phase_before_alone(
         start_new_session=True,
     ) as process:
         wait_for(lambda: len(trained_iterations(finished)) >= 30, process)
-        os.killpg(process.pid, number)
+        send(process.pid, number)
         output = process.stdout.read()
     assert process.returncode != 0, output
     assert not second_marker.exists()
@@ -113,6 +122,39 @@ def test_a_stopped_phase_resumes_and_leaves_the_phase_before_alone(
     assert read_json(second_marker)["last_iteration"] == 170
     assert first_marker.stat().st_mtime_ns == untouched
     assert trained_iterations(finished) == list(range(1, 171))
+
+
+def test_training_in_the_background_is_started_and_stopped_by_name(finished: Checkout) -> None:
+    shutil.rmtree(finished.path / "smoke/artifacts")
+    set_lengths(finished, phase1=200)
+    run = ["smoke", "--config-file", "profiles/smoke/config.yaml"]
+
+    def call(script: str, *arguments: str) -> str:
+        command = [sys.executable, f"scripts/train/{script}.py", *run, *arguments]
+        result = subprocess.run(
+            command,
+            cwd=finished.path,
+            env=finished.environment() | {"PYTHONPATH": str(finished.path)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        return result.stdout + result.stderr
+
+    snakemake = ("--target", "train_phase1", "--", "--profile", "profiles/smoke")
+    assert "run smoke is started" in call("start_training", *snakemake)
+    assert "was started already" in call("start_training", *snakemake)
+    [pid, *_] = (finished.path / "smoke/artifacts/run_state/smoke.pid").read_text().split()
+    workflow = psutil.Process(int(pid))
+    while len(trained_iterations(finished)) < 5:
+        assert workflow.is_running()
+        time.sleep(0.1)
+    call("stop_training")
+    log = (finished.path / "smoke/artifacts/logs/smoke.log").read_text()
+    stopped = int((finished.path / TRACKER).read_text())
+    assert 5 <= stopped < 200
+    assert f"stopped at iteration {stopped}, run again to go on" in log
+    assert not psutil.pid_exists(int(pid))
 
 
 def test_operational_settings_make_nothing_run_again(finished: Checkout) -> None:

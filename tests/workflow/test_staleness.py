@@ -8,28 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from snakemake.persistence.file import FilePersistence
 
-from tests.workflow.conftest import Checkout, copy_program
+from tests.workflow.conftest import Checkout
 
 CONVERTED = "smoke/data/converted"
 PARQUET = "smoke/data/parquet"
 SHARDS = 4  # two phases of two shards
 ONE = "phase1_part-00000_text_document"
-
-
-@pytest.fixture(scope="session")
-def converted_run(tmp_path_factory) -> Checkout:
-    """A checkout in which two phases are converted; tests must not change it."""
-    checkout = copy_program(tmp_path_factory.mktemp("converted") / "checkout")
-    checkout.smoke("converted_all", "--config", "phases=2")
-    return checkout
-
-
-@pytest.fixture
-def converted(converted_run: Checkout, tmp_path: Path) -> Checkout:
-    """A copy of that checkout, to be changed."""
-    shutil.copytree(converted_run.path, tmp_path / "checkout", symlinks=True)
-    return Checkout(tmp_path / "checkout")
 
 
 def conversions(checkout: Checkout, *settings: str, target: str = "converted_all") -> int:
@@ -110,7 +96,7 @@ def test_what_leaves_content_alone_makes_no_shard_stale(converted: Checkout) -> 
         os.utime(path, (1_000_000, 1_000_000))  # a copy from elsewhere
     conversion = converted.path / "scripts/data/conversion.py"
     conversion.write_text(conversion.read_text() + "\n# refactored\n")
-    replace_text(converted.path / "rules/data.smk", "data.convert_phase", "data. convert_phase")
+    replace_text(converted.path / "rules/common.smk", "exec python -m", "exec  python -m")
     sidecar = json.loads(shard(converted, "json").read_text())
     shard(converted, "json").write_text(json.dumps(sidecar | {"engine_version": "9.9.9"}))
     shutil.rmtree(converted.path / ".snakemake")
@@ -147,7 +133,7 @@ def kill_its_job(prefix: Path) -> None:
 
 
 DAMAGES = [
-    [lose("bin"), lose("idx"), lose("json"), truncate("bin", 100)],
+    [lose("bin"), lose("idx"), truncate("json", 0), truncate("bin", 100)],
     [truncate("idx", 0), make_read_only, take_from_another_tokenizer, kill_its_job],
 ]
 
@@ -183,9 +169,10 @@ def test_a_link_to_nothing_is_said_by_a_dry_run_and_repaired_by_a_run(converted:
     assert not shard(converted, "bin").is_symlink()
 
 
-def test_forcerun_and_summary_see_the_finished_shards(converted_run: Checkout) -> None:
-    forced = converted_run.planned("converted_all", "--config", "phases=2", "--forcerun", "convert")
-    assert forced["convert"] == SHARDS
+def test_force_and_summary_see_the_finished_shards(converted_run: Checkout) -> None:
+    for force in (("--forcerun", "convert"), ("--forceall",)):
+        forced = converted_run.planned("converted_all", "--config", "phases=2", *force)
+        assert forced["convert"] == SHARDS
     summary = converted_run.smoke("converted_all", "--config", "phases=2", "--summary")
     assert len(re.findall(rf"^{CONVERTED}.*\.idx\t", summary, flags=re.MULTILINE)) == SHARDS
 
@@ -193,6 +180,21 @@ def test_forcerun_and_summary_see_the_finished_shards(converted_run: Checkout) -
 def test_touch_leaves_finished_shards_finished(converted: Checkout) -> None:
     converted.smoke("converted_all", "--config", "phases=2", "--touch")
     assert conversions(converted) == 0
+
+
+def test_a_mark_of_a_killed_run_counts_where_the_shard_is_not_whole(converted: Checkout) -> None:
+    marks = FilePersistence(path=converted.path / ".snakemake")
+    for index in (converted.path / CONVERTED).glob("megatron_phase1/*.idx"):
+        marks._mark_incomplete(str(index.relative_to(converted.path)), None)
+    lose("idx")(shard(converted, "idx").with_suffix(""))
+    assert conversions(converted, "--rerun-incomplete") == 1
+
+
+def test_delete_all_output_deletes_the_finished_shards(converted: Checkout) -> None:
+    converted.smoke("converted_all", "--config", "phases=2", "--delete-all-output")
+    left = {path.suffix for path in (converted.path / CONVERTED).glob("megatron_*/*")}
+    assert not left & {".bin", ".idx"}
+    assert conversions(converted) == SHARDS
 
 
 def test_a_touch_does_not_make_a_stale_shard_current(converted: Checkout) -> None:

@@ -6,12 +6,14 @@ so that a CPU test checks what the GPU runs. Source of the kernels: `kernels`.
 
 import os
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.varlen import varlen_attn
 
 try:
     from scripts.train.layers import kernels
@@ -25,6 +27,8 @@ ATTENTION_BACKENDS = [  # the fastest on Hopper first
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
+# From 2.12 on, torch takes fewer key heads than query heads only where it is told of them.
+GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 
 def uses_triton(tensor: Tensor) -> bool:
@@ -228,6 +232,55 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
             scale=scale,
             enable_gqa=query.shape[2] != key.shape[2],
         )
+    return output.permute(2, 0, 1, 3).flatten(2)
+
+
+@lru_cache(maxsize=4)
+def document_angles(angles: Tensor, borders: Tensor) -> Tensor:
+    """Returns the angles [s, 1, 1, d] of tokens whose positions begin at 0 in each document.
+
+    Computed once for all layers of a micro batch: a tensor is hashed by identity.
+
+    Args:
+        angles: [longest, 1, 1, d], of positions 0, 1, …
+        borders: where documents begin and, last, end: int32 [documents + 1].
+    """
+    begins = borders[:-1].repeat_interleave(borders.diff())
+    return angles[torch.arange(len(begins), device=begins.device) - begins]
+
+
+def document_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, borders: Tensor, longest: int
+) -> Tensor:
+    """Causal attention within each document: tokens do not see the documents before theirs.
+
+    Args:
+        query: [s, 1, heads, d]; the micro batch is one row.
+        key: [s, 1, groups, d].
+        value: like `key`.
+        scale: of the scores; None for 1 / sqrt(d).
+        borders: where documents begin and, last, end: int32 [documents + 1].
+        longest: tokens of the longest document, or more.
+
+    Returns:
+        [s, 1, heads * d].
+    """
+    if query.is_cuda and query.dtype != torch.float32:
+        query, key, value = (tensor.squeeze(1) for tensor in (query, key, value))
+        output = varlen_attn(
+            query, key, value, borders, borders, longest, longest,
+            scale=scale, window_size=(-1, 0), **GROUPED_HEADS,
+        )  # fmt: skip
+        return output.flatten(1).unsqueeze(1)
+    places = torch.arange(len(query), device=query.device)
+    document = torch.bucketize(places, borders, right=True)
+    visible = (document[:, None] == document) & (places[:, None] >= places)
+    output = functional.scaled_dot_product_attention(
+        *(tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)),
+        attn_mask=visible,
+        scale=scale,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
     return output.permute(2, 0, 1, 3).flatten(2)
 
 

@@ -2,7 +2,8 @@
 
 The modules are Megatron's own classes with another forward pass: parameters, their names and the
 checkpoint keys are those of Megatron's local layers, so checkpoints are interchangeable. They are
-for training: a call that needs a mask, packed sequences or a key-value cache is refused.
+for training: a call that needs a mask or a key-value cache is refused. Packed sequences (documents
+that do not see each other) are taken as one row.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -124,16 +126,26 @@ class CausalAttention(nn.Module):
             )
         self.softmax_scale = softmax_scale
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSeqParams | None
+    ) -> Tensor:
         """Returns [s, b, heads * d] of query [s, b, heads, d], key and value [s, b, groups, d]."""
-        return functions.causal_attention(query, key, value, self.softmax_scale)
+        if packed is None:
+            return functions.causal_attention(query, key, value, self.softmax_scale)
+        return functions.document_attention(
+            query, key, value, self.softmax_scale, packed.cu_seqlens_q, packed.max_seqlen_q
+        )
 
 
 class FusedSelfAttention(SelfAttention):
     """SelfAttention with split, QK-norm and rotation in one kernel."""
 
-    def forward(self, hidden_states: Tensor, angles: Tensor) -> tuple[Tensor, None]:
+    def forward(
+        self, hidden_states: Tensor, angles: Tensor, packed: PackedSeqParams | None
+    ) -> tuple[Tensor, None]:
         """Returns the attention's output [s, b, h] and no bias; `angles` is [s, 1, 1, d]."""
+        if packed is not None:
+            angles = functions.document_angles(angles, packed.cu_seqlens_q)
         if angles.shape[-1] != self.hidden_size_per_attention_head:
             raise ValueError("layers: fast rotates whole heads: set rotary_percent to 1.0")
         qkv, _ = self.linear_qkv(hidden_states)
@@ -145,7 +157,7 @@ class FusedSelfAttention(SelfAttention):
             self.num_attention_heads_per_partition,
             self.config.layernorm_epsilon,
         )
-        return self.linear_proj(self.core_attention(query, key, value))
+        return self.linear_proj(self.core_attention(query, key, value, packed))
 
 
 class FusedMLP(MLP):
@@ -168,13 +180,12 @@ class FusedTransformerLayer(TransformerLayer):
         rotary_pos_emb: Tensor | None = None,
         context: Tensor | None = None,
         inference_context: Any = None,
-        packed_seq_params: Any = None,
+        packed_seq_params: PackedSeqParams | None = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the layer's output [s, b, h] and the (unused) cross-attention context."""
         refused = {
             "an attention mask": attention_mask is not None,
-            "packed sequences": packed_seq_params is not None,
             "a key-value cache": inference_context is not None,
             "a model without rotation": rotary_pos_emb is None,
         }
@@ -182,7 +193,7 @@ class FusedTransformerLayer(TransformerLayer):
             names = ", ".join(name for name, present in refused.items() if present)
             raise ValueError(f"layers: fast does not compute {names}; use layers: local")
         normed, residual = self.input_layernorm(hidden_states)
-        attention, _ = self.self_attention(normed, rotary_pos_emb)
+        attention, _ = self.self_attention(normed, rotary_pos_emb, packed_seq_params)
         normed, residual = self.pre_mlp_layernorm(residual, attention)
         output, _ = self.mlp(normed)
         return residual + output, context
