@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from scripts.common.files import sync
+from scripts.common.files import HOST, sync
 
-UNFINISHED = re.compile(r"\.(partial|replaced)-(\d+)$")
+UNFINISHED = re.compile(rf"\.(partial|replaced)-{re.escape(HOST)}-(\d+)$")
 
 
 @contextmanager
@@ -24,8 +24,8 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned_folders(path)
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    replaced = path.with_name(f"{path.name}.replaced-{os.getpid()}")
+    partial = path.with_name(f"{path.name}.partial-{HOST}-{os.getpid()}")
+    replaced = path.with_name(f"{path.name}.replaced-{HOST}-{os.getpid()}")
     partial.mkdir()
     try:
         yield partial
@@ -42,7 +42,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_abandoned_folders(path: Path) -> None:
-    """Removes what processes that are no longer alive have left of `path`."""
+    """Removes what processes of this machine that are no longer alive have left of `path`."""
     for folder in path.parent.glob(f"{path.name}.*"):
         match = UNFINISHED.search(folder.name)
         if match and not psutil.pid_exists(int(match[2])):

@@ -3,6 +3,7 @@ import subprocess
 
 import pytest
 
+from scripts.common.files import HOST
 from scripts.release.folders import replacing_folder
 
 
@@ -39,8 +40,11 @@ def test_an_error_leaves_the_folder_as_it_was(tmp_path):
 def test_what_a_killed_process_left_is_removed(tmp_path):
     dead = subprocess.Popen(["true"])
     dead.wait()
-    for process in (dead.pid, os.getppid()):
+    alive, elsewhere = f"{HOST}-{os.getppid()}", f"another-{dead.pid}"
+    for process in (f"{HOST}-{dead.pid}", alive, elsewhere):
         (tmp_path / f"model.partial-{process}").mkdir()
     with replacing_folder(tmp_path / "model"):
         pass
-    assert names(tmp_path) == ["model", f"model.partial-{os.getppid()}"]
+    assert names(tmp_path) == sorted(
+        ["model", f"model.partial-{alive}", f"model.partial-{elsewhere}"]
+    )

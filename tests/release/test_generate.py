@@ -1,11 +1,10 @@
 import json
 
-import pandas as pd
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scripts.release import generate, generations_table
+from scripts.release import generate
 
 
 def test_continuations_are_the_most_likely_tokens(exported, tmp_path):
@@ -62,14 +61,3 @@ def test_a_checkpoint_continues_as_its_export_does(
         output = tmp_path / f"{name}.json"
         generate.main([*map(str, arguments), "--output", str(output), "--max-new-tokens", "4"])
     assert (tmp_path / "export.json").read_text() == (tmp_path / "checkpoint.json").read_text()
-
-
-def test_generations_of_several_models_stand_side_by_side(tmp_path):
-    for iteration in (100, 200):
-        continuations = [{"prompt": "a", "continuation": f"b\n{iteration}"}]
-        content = {"iteration": iteration, "continuations": continuations}
-        (tmp_path / f"{iteration}.json").write_text(json.dumps(content))
-    files = [str(tmp_path / f"{iteration}.json") for iteration in (100, 200)]
-    generations_table.main(["--generations", *files, "--output", str(tmp_path / "table.csv")])
-    table = pd.read_csv(tmp_path / "table.csv", index_col="prompt")
-    assert table.loc["a"].to_dict() == {"iteration 100": "b\n100", "iteration 200": "b\n200"}
