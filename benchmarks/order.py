@@ -133,7 +133,7 @@ def measure_index(folder: Path, shards: int, order: str) -> dict[str, Any]:
         seed=1,
         sequence_length=SEQUENCE_LENGTH,
         validation_fraction=0.0001,
-        memory_gb=3,
+        memory_mb=3000,
     )
     size = sum(file["bytes"] for file in index.facts["files"].values())
     return {**clock.read(), "disk_mb": size / 1e6}

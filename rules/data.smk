@@ -146,7 +146,7 @@ rule phase_index:
         recipe=index_recipe,
     shell:
         "exec python -m scripts.data.phase_index --manifest {input:q} {params.recipe}"
-        " --memory-gb $(({resources.mem_mb} / 2000)) --threads {threads}"
+        " --memory-mb $(({resources.mem_mb} / 2)) --threads {threads}"
         " --output {output:q} > {log:q} 2>&1"
 
 

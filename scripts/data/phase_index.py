@@ -21,7 +21,7 @@ again, or, where it is shuffled, in another one made from the same seed.
 Held out for validation are the documents whose (other) 64 bits are below the fraction. They depend
 on nothing but the shard's name and the row: not on the order, the seed or the other shards.
 
-The sort is DuckDB's, which spills to the disk where the documents do not fit into `--memory-gb`;
+The sort is DuckDB's, which spills to the disk where the documents do not fit into `--memory-mb`;
 the samples are cut by Megatron's own C++ helper. The folder holds NumPy arrays. Those of the
 documents are in training order, training's documents first and then validation's, so that training
 reads these files from the beginning to the end:
@@ -73,7 +73,7 @@ def build_index(
     sequence_length: int,
     validation_fraction: float,
     passes: int = 1,
-    memory_gb: float = 8,
+    memory_mb: int = 8000,
     threads: int = 2,
 ) -> PhaseIndex:
     """Writes the index of a phase.
@@ -86,7 +86,7 @@ def build_index(
         sequence_length: tokens of a sample.
         validation_fraction: of the documents, 0 … 1.
         passes: over the training samples that the phase may take.
-        memory_gb: what the sort may use before it spills to the disk.
+        memory_mb: what the sort may use before it spills to the disk.
         threads: of the sort.
 
     Raises:
@@ -115,7 +115,7 @@ def build_index(
     shutil.rmtree(spill, ignore_errors=True)  # of a run that was killed
     key = pa.float64() if order == "rank" else pa.uint64()
     rows = document_rows(manifest, order, seed, validation_fraction)
-    ordered = sorted_rows(rows, key, spill, memory_gb, threads)
+    ordered = sorted_rows(rows, key, spill, memory_mb, threads)
     splits = write_documents(folder, ordered, manifest.documents, order)
     shutil.rmtree(spill, ignore_errors=True)
     lengths = np.load(folder / "lengths.npy", mmap_mode="r")
@@ -245,7 +245,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--validation-fraction", type=float, required=True)
     parser.add_argument("--passes", type=int, default=1, help="over the data; default: 1")
     parser.add_argument("--output", type=Path, required=True, help="the JSON file")
-    parser.add_argument("--memory-gb", type=float, default=8, help="of the sort; default: 8")
+    parser.add_argument("--memory-mb", type=int, default=8000, help="of the sort; default: 8000")
     parser.add_argument("--threads", type=int, default=2, help="of the sort; default: 2")
     args = parser.parse_args(argv)
     try:
@@ -257,7 +257,7 @@ def main(argv: list[str] | None = None) -> None:
             sequence_length=args.sequence_length,
             validation_fraction=args.validation_fraction,
             passes=args.passes,
-            memory_gb=args.memory_gb,
+            memory_mb=args.memory_mb,
             threads=args.threads,
         )
     except (OSError, ValueError) as error:

@@ -124,7 +124,7 @@ def read_ranks(manifest: Manifest, shard: int) -> np.ndarray:
 
 
 def sorted_rows(
-    rows: Iterable[pa.RecordBatch], key: pa.DataType, spill: Path, memory_gb: float, threads: int
+    rows: Iterable[pa.RecordBatch], key: pa.DataType, spill: Path, memory_mb: int, threads: int
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows by (held_out, key, document), sorted on the disk where memory is short.
 
@@ -142,7 +142,7 @@ def sorted_rows(
         ]
     )
     settings = {
-        "memory_limit": f"{memory_gb}GB",
+        "memory_limit": f"{memory_mb}MB",
         "threads": threads,
         "temp_directory": str(spill),
         "preserve_insertion_order": False,  # not needed, and it costs memory

@@ -124,7 +124,7 @@ def test_a_sort_that_does_not_fit_into_memory_is_done_on_the_disk(tmp_path):
                 }
             )
 
-    ordered = sorted_rows(batches(), pa.float64(), spill, memory_gb=0.05, threads=1)
+    ordered = sorted_rows(batches(), pa.float64(), spill, memory_mb=50, threads=1)
     actual = np.concatenate([batch["document"].to_numpy() for batch in ordered])
     np.testing.assert_array_equal(actual, np.lexsort([key.ravel(), held_out.ravel()]))
     assert max(spilled) > 0
