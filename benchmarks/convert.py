@@ -192,14 +192,15 @@ def floor_table(floor: dict, ours: dict | None) -> str:
     return "\n".join(rows)
 
 
-def scaling_table(results: dict[str, dict]) -> str:
-    """Returns how the cost grows with the number of files."""
+def scaling_table(results: dict[str, dict], file_size: int) -> str:
+    """Returns how the cost grows with the number of files, of `file_size` bytes of text each."""
     counts = [count for count in SCALING if f"files_{count}" in results]
-    rows = ["| files in one job | wall s | CPU s | CPU s a file |", "|---|---|---|---|"]
+    rows = ["| files in one job | wall s | MB/s | CPU s | CPU s a file |", "|---|---|---|---|---|"]
     for count in counts:
         one = results[f"files_{count}"]
         rows.append(
-            f"| {count} | {one['wall']:.1f} | {one['cpu']:.1f} | {one['cpu'] / count:.2f} |"
+            f"| {count} | {one['wall']:.1f} | {count * file_size / one['wall'] / 1e6:.0f} "
+            f"| {one['cpu']:.1f} | {one['cpu'] / count:.2f} |"
         )
     return "\n".join(rows) if counts else ""
 
@@ -281,7 +282,7 @@ def main(argv: list[str] | None = None) -> None:
             f"All rows in one row group: {one['wall']:.1f} s, {size / one['wall'] / 1e6:.0f} MB/s, "
             f"peak {one['memory'] / 1e6:.0f} MB\n"
         )
-    print(scaling_table(results))
+    print(scaling_table(results, text_bytes(files[:1])))
 
 
 if __name__ == "__main__":
