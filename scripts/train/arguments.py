@@ -78,9 +78,26 @@ def megatron_arguments(recipe: dict, runtime: dict, plan: Plan, run: Run) -> lis
         *_training(hparams, runtime, plan),
         *_masks(plan),
         *_records(runtime, run),
-        *shlex.split(runtime.get("extra_arguments", "")),
-        *shlex.split(os.environ.get("EXTRA_ARGS", "")),
+        *_extra(runtime),
     ]
+
+
+def _extra(runtime: dict) -> list[str]:
+    """Returns what the user adds; raises RunError where a later launch could not load its save."""
+    given = f"{runtime.get('extra_arguments', '')} {os.environ.get('EXTRA_ARGS', '')}"
+    arguments = shlex.split(given)
+    if "--use-distributed-optimizer" in arguments and not _has_transformer_engine():
+        raise RunError(
+            "--use-distributed-optimizer: "
+            "Megatron cannot load such a checkpoint with torch's Adam: install "
+            "transformer_engine[pytorch], which brings its own, or leave the argument out"
+        )
+    return arguments
+
+
+def _has_transformer_engine() -> bool:
+    """Says whether Transformer Engine, and so its Adam, is installed."""
+    return importlib.util.find_spec("transformer_engine") is not None
 
 
 def _training(hparams: dict, runtime: dict, plan: Plan) -> list[str]:
@@ -128,10 +145,9 @@ def _records(runtime: dict, run: Run) -> list[str]:
 
 def _on_gpus(runtime: dict) -> list[str]:
     """Returns what only GPUs can do."""
-    sharded = importlib.util.find_spec("transformer_engine") is not None
     return [
         *GPU_ARGUMENTS,
-        *(SHARDED_OPTIMIZER_ARGUMENTS if sharded else []),
+        *(SHARDED_OPTIMIZER_ARGUMENTS if _has_transformer_engine() else []),
         *(ASYNCHRONOUS_SAVE_ARGUMENTS if runtime.get("async_save", True) else []),
     ]
 

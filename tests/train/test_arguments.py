@@ -52,6 +52,13 @@ def test_every_argument_is_megatrons(parser, tmp_path, model, gpus):
     assert (args.attention_dropout, args.hidden_dropout) == (0, 0)
 
 
+def test_a_sharded_optimizer_that_could_not_be_loaded_is_refused(parser, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    runtime = {"gpus": 8, "layers": "local", "extra_arguments": "--use-distributed-optimizer"}
+    with pytest.raises(RunError, match=r"--use-distributed-optimizer.*transformer_engine"):
+        parse(parser, tmp_path, "gpt_smoke", runtime)
+
+
 def test_extra_arguments_come_last_and_win(parser, tmp_path, monkeypatch):
     monkeypatch.setenv("EXTRA_ARGS", "--log-interval 7 --log-params-norm")
     runtime = {"gpus": 0, "extra_arguments": "--log-interval 5 --num-workers 3"}
