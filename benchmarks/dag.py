@@ -34,13 +34,13 @@ from snakemake.persistence.file import FilePersistence
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.checkout import copy_program  # noqa: E402
 from scripts.common.files import sha256  # noqa: E402
 from scripts.data.shards import Phase, conversion_recipe  # noqa: E402
 
 PHASES = 5
 RECIPE = ("text", "<|endoftext|>", "as_text", "error")
 SNAKEMAKE = Path(sys.executable).parent / "snakemake"
-PROGRAM = ("Snakefile", "config.yaml", "rules", "scripts", "profiles", "envs", "docs")
 RUN_SECONDS = 40
 RECORDS = 1_000_000
 CHUNKS = ["--config", "runtime={shards_per_job: 32}"]
@@ -195,12 +195,7 @@ def plain(folder: Path, shards: int) -> Path:
 
 def ours(folder: Path, shards: int) -> Path:
     """Makes a copy of this project whose conversion only writes its files."""
-    for name in PROGRAM:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(source, folder / name)
+    copy_program(folder)
     rules = folder / "rules/common.smk"
     program = "python -m scripts.data.convert_phase_to_megatron"
     assert rules.read_text().count(program) == 1

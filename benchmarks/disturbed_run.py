@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import yaml
 
+from benchmarks.checkout import copy_program
 from scripts.common.files import read_json
+from scripts.common.settings import read_yaml
 from scripts.train.checkpoints import INTEGRITY, TRACKER, folder_of, iterations_on_disk
 from scripts.train.run import Run, is_locked
 
-ROOT = Path(__file__).resolve().parents[1]
 MOMENTS = ("start", "step", "save", "phase change")
 CHECKPOINT_INTERVAL = 4
 DAMAGES = ("empty tracker", "torn tracker", "missing tracker", "corrupted file")
@@ -250,7 +252,7 @@ class DisturbedRun:
         """Calls stop_training.py; that the run has ended meanwhile is no error."""
         command = [sys.executable, "-m", "scripts.train.stop_training", "killed"]
         command += ["--artifacts", str(self.run.artifacts)]
-        subprocess.run(command, cwd=ROOT, check=False, capture_output=True, timeout=TIMEOUT)
+        subprocess.run(command, cwd=self.folder, check=False, capture_output=True, timeout=TIMEOUT)
 
     def interrupt(self, on_tmpfs: bool) -> None:
         """Runs the workflow until a moment of the seed's choice and ends it in one of the ways."""
@@ -291,17 +293,28 @@ class DisturbedRun:
         )
 
 
+def copy_checkout(folder: Path, lengthen: int) -> None:
+    """Copies the program, with phases that are `lengthen` times as long as the smoke run's."""
+    copy_program(folder)
+    path = folder / "scripts/params/cpu_smoke/data.yaml"
+    data = read_yaml(path)
+    for phase in data["phases"]:
+        [(unit, count)] = phase["length"].items()
+        phase |= {"length": {unit: lengthen * count}, "passes": lengthen}
+    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+
+
 def start_workflow(folder: Path, name: str, phases: int, *arguments: str) -> subprocess.Popen:
     """Starts Snakemake for the run `name` in a session of its own, as a terminal would."""
     command = [sys.executable, "-m", "snakemake", *arguments]
-    command += ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
-    command += ["--configfile", str(ROOT / "profiles/smoke/config.yaml"), "--config"]
+    command += ["--configfile", "profiles/smoke/config.yaml", "--config"]
     command += [f"train_name={name}", f"phases={phases}"]
     command += [f"runtime={{checkpoint_interval: {CHECKPOINT_INTERVAL}}}"]
     with (folder / f"{name}.snakemake.log").open("ab") as log:
         return subprocess.Popen(
             command,
             cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(folder)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -26,6 +26,7 @@ from benchmarks.disturbed_run import (
     MOMENTS,
     DisturbedRun,
     Event,
+    copy_checkout,
     newest_whole,
     read_lines,
     start_workflow,
@@ -127,12 +128,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where both runs are made")
     parser.add_argument("--interruptions", type=int, default=50)
     parser.add_argument("--phases", type=int, default=5, help="phases of the run, at most 5")
+    parser.add_argument(
+        "--lengthen", type=int, default=3, help="times the phases of the smoke run (default: 3)"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, help="Markdown table to write")
     args = parser.parse_args(argv)
 
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    copy_checkout(folder, args.lengthen)
     reference = Run("reference", folder / "smoke/artifacts")
     if start_workflow(folder, "reference", args.phases, "train_all").wait() != 0:
         raise SystemExit(f"the undisturbed run failed, see {folder}/reference.snakemake.log")
