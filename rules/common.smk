@@ -161,7 +161,10 @@ def tune_scheduler():
 
 
 def stop_training_with_snakemake():
-    """Passes SIGTERM and SIGINT that reach snakemake alone, as from systemd, on to its launchers."""
+    """Passes SIGTERM and SIGINT that reach snakemake alone, as from systemd, on to its launchers.
+
+    A closed terminal is like SIGTERM: Snakemake by itself would end at once and leave its lock.
+    """
 
     def passing_on(answer):
         def handler(number, frame):
@@ -173,8 +176,10 @@ def stop_training_with_snakemake():
 
         return handler
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, passing_on(signal.getsignal(number)))
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup makes it
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
 
 
 @cache
