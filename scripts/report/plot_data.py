@@ -67,6 +67,7 @@ def ranks(indices: list[PhaseIndex]) -> Figure:
         )
     if not axes.lines:
         axes.text(0.5, 0.5, "no phase is ordered by rank", ha="center", transform=axes.transAxes)
+        axes.set_axis_off()
     else:
         axes.legend()
     axes.set(xlabel="share of the phase's training documents", ylabel="rank")
