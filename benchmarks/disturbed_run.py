@@ -309,7 +309,8 @@ def start_workflow(folder: Path, name: str, phases: int, *arguments: str) -> sub
     command = [sys.executable, "-m", "snakemake", *arguments]
     command += ["--configfile", "profiles/smoke/config.yaml", "--config"]
     command += [f"train_name={name}", f"phases={phases}"]
-    command += [f"runtime={{checkpoint_interval: {CHECKPOINT_INTERVAL}}}"]
+    runtime = f"{{checkpoint_interval: {CHECKPOINT_INTERVAL}, checkpoint_cleanup_seconds: 5}}"
+    command += [f"runtime={runtime}"]
     with (folder / f"{name}.snakemake.log").open("ab") as log:
         return subprocess.Popen(
             command,
