@@ -225,7 +225,7 @@ class DisturbedRun:
         """Breaks the tracker or the newest checkpoint; says whether there was anything to break."""
         tracker = self.run.checkpoints / TRACKER
         newest = max(iterations_on_disk(self.run.checkpoints), default=0)
-        if newest == 0 or (kind == "corrupted file" and self.is_end_of_phase(newest)):
+        if newest == 0 or (kind == "corrupted file" and not self.is_breakable(newest)):
             return False
         if kind == "corrupted file":
             flip_a_byte(folder_of(self.run.checkpoints, newest), self.random)
@@ -235,10 +235,12 @@ class DisturbedRun:
             tracker.write_text("" if kind == "empty tracker" else "1x")
         return True
 
-    def is_end_of_phase(self, iteration: int) -> bool:
-        """Says whether a marker names the iteration: there is no later one to fall back from."""
+    def is_breakable(self, iteration: int) -> bool:
+        """Says whether a checkpoint has files, and no marker names it: a run could not go back."""
         markers = (self.run.marker(phase) for phase in self.phases)
-        return any(m.exists() and read_json(m)["last_iteration"] == iteration for m in markers)
+        return any(folder_of(self.run.checkpoints, iteration).iterdir()) and not any(
+            m.exists() and read_json(m)["last_iteration"] == iteration for m in markers
+        )
 
     # Helpers of the interruptions
 
