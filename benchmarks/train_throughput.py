@@ -10,33 +10,52 @@ operations. A contender that is not installed, or that runs out of memory, is a 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from scripts.common.files import replacing
 from scripts.common.settings import load_parameters
-from scripts.profiling.point import DEFAULTS, WARM_UP_STEPS, machine, measure
+from scripts.profiling.point import DEFAULTS, WARM_UP_STEPS, machine, measure, outcome_of_failure
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTENDERS = {
     "Megatron, local layers": {"layers": "local", "micro_batch_size": 1},
-    "Megatron + Transformer Engine": {"layers": "transformer_engine", "micro_batch_size": 4},
+    "Megatron + Transformer Engine, micro batch 4": {
+        "layers": "transformer_engine",
+        "micro_batch_size": 4,
+    },
+    "Megatron + Transformer Engine, micro batch 8": {
+        "layers": "transformer_engine",
+        "micro_batch_size": 8,
+    },
+    "Megatron + Transformer Engine, micro batch 4, FP8": {
+        "layers": "transformer_engine",
+        "micro_batch_size": 4,
+        "fp8": True,
+    },
     "Megatron, this project's layers, micro batch 4": {"layers": "fast", "micro_batch_size": 4},
     "Megatron, this project's layers, micro batch 8": {"layers": "fast", "micro_batch_size": 8},
 }
-PEER = "transformers + SDPA + torch.compile"
-PEER_MICRO_BATCH_SIZE = 2
+PEERS = {f"transformers + SDPA + torch.compile, micro batch {size}": size for size in (2, 4)}
 
 
-def train_peer(parameters: dict, device: str, steps: int, global_batch_size: int) -> list[float]:
-    """Trains transformers' Qwen3 as its users would; returns the seconds of each step.
+def train_peer(
+    parameters: dict, device: str, steps: int, global_batch_size: int, micro_batch_size: int
+) -> dict:
+    """Trains transformers' Qwen3 as its users would.
 
     fp32 weights under bf16 autocast, SDPA, torch.compile, fused AdamW, gradient accumulation.
+
+    Returns:
+        seconds, of each step, and peak_memory_gib.
     """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -59,12 +78,12 @@ def train_peer(parameters: dict, device: str, steps: int, global_batch_size: int
         peer = Qwen3ForCausalLM(config)
     step_model = torch.compile(peer) if device == "cuda" else peer
     optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
-    micro_batches = global_batch_size // PEER_MICRO_BATCH_SIZE
+    micro_batches = global_batch_size // micro_batch_size
     seconds = []
     for _ in range(steps):
         started = time.perf_counter()
         for _ in range(micro_batches):
-            shape = (PEER_MICRO_BATCH_SIZE, length)
+            shape = (micro_batch_size, length)
             tokens = torch.randint(config.vocab_size, shape, device=device)
             with torch.autocast(device, torch.bfloat16):
                 loss = step_model(input_ids=tokens, labels=tokens).loss / micro_batches
@@ -74,23 +93,29 @@ def train_peer(parameters: dict, device: str, steps: int, global_batch_size: int
         optimizer.zero_grad()
         loss.item()
         seconds.append(time.perf_counter() - started)
-    return seconds
+    memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0
+    return {"seconds": seconds, "peak_memory_gib": memory}
 
 
-def peer_record(options: argparse.Namespace, flop_per_token: float) -> dict:
+def peer_record(options: argparse.Namespace, flop_per_token: float, micro_batch_size: int) -> dict:
     """Runs the peer in a process of its own, whose memory is free afterwards."""
     command = [sys.executable, __file__, "--model", options.model, "--gpus", str(options.gpus)]
-    command += ["--steps", str(options.steps), "--peer"]
+    command += ["--steps", str(options.steps), "--peer", str(micro_batch_size)]
     command += ["--global-batch-size", str(options.global_batch_size)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     if result.returncode:
-        return {"status": (result.stderr.strip().splitlines() or ["failed"])[-1][:80]}
-    seconds = sorted(json.loads(result.stdout.splitlines()[-1])[WARM_UP_STEPS:])
+        return outcome_of_failure(result.stderr, result.returncode)
+    report = json.loads(result.stdout.splitlines()[-1])
     length = load_parameters(options.model)["hparams"]["sequence_length"]
-    rate = options.global_batch_size * length / seconds[len(seconds) // 2]
+    step = statistics.median(report["seconds"][WARM_UP_STEPS:])
+    rate = options.global_batch_size * length / step
     tflops = rate * flop_per_token / 1e12
-    return {"status": "measured", "tokens_per_second": rate, "tflops": tflops}
+    return {"status": "measured", "tokens_per_second": rate, "tflops": tflops, **report}
 
 
 def megatron_record(options: argparse.Namespace, settings: dict) -> dict:
@@ -108,12 +133,23 @@ def row(name: str, records: list[dict]) -> str:
     measured = [record for record in records if record["status"] == "measured"]
     if not measured:
         status = records[0]["status"]
-        return f"| {name} | {records[0].get('error', status)} | | | |"
+        return f"| {name} | {records[0].get('error', status)[:80]} | | | | |"
     best = max(measured, key=lambda record: record["tflops"])
     spread = best["tflops"] - min(record["tflops"] for record in measured)
-    memory = f"{best['peak_memory_gib']:.0f} GiB" if "peak_memory_gib" in best else ""
-    rate = f"{best['tokens_per_second']:,.0f}"
-    return f"| {name} | {best['tflops']:.4g} | {spread:.2g} | {rate} | {memory} |"
+    loss = f"{best['losses'][-1]:.4f}" if "losses" in best else ""
+    return (
+        f"| {name} | {best['tflops']:.4g} | {spread:.2g} | {best['tokens_per_second']:,.0f}"
+        f" | {best['peak_memory_gib']:.0f} GiB | {loss} |"
+    )
+
+
+def repeated(name: str, repeats: int, record: Callable[[], dict]) -> list[dict]:
+    """Runs a contender again and again; its row so far goes to standard error."""
+    records = []
+    for _ in range(repeats):
+        records.append(record())
+        print(row(name, records), file=sys.stderr, flush=True)
+    return records
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -125,16 +161,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--global-batch-size", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--output", type=Path, help="Markdown")
-    parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--peer", type=int, help=argparse.SUPPRESS)  # its micro batch
     options = parser.parse_args(argv)
     if options.peer:
         parameters = load_parameters(options.model)
         device = "cuda" if options.gpus else "cpu"
-        print(json.dumps(train_peer(parameters, device, options.steps, options.global_batch_size)))
+        sizes = options.steps, options.global_batch_size, options.peer
+        print(json.dumps(train_peer(parameters, device, *sizes)))
         return
 
     records = {
-        name: [megatron_record(options, settings) for _ in range(options.repeats)]
+        name: repeated(name, options.repeats, partial(megatron_record, options, settings))
         for name, settings in CONTENDERS.items()
     }
     sizes = next(
@@ -143,12 +180,14 @@ def main(argv: list[str] | None = None) -> None:
     if sizes is None:
         parser.exit(1, f"No contender could be measured: {records}\n")
     flop_per_token = sizes["flop_per_step"] / sizes["tokens_per_step"]
-    records[PEER] = [peer_record(options, flop_per_token) for _ in range(options.repeats)]
+    for name, size in PEERS.items():
+        record = partial(peer_record, options, flop_per_token, size)
+        records[name] = repeated(name, options.repeats, record)
     lines = [
         f"{options.model}, global batch {options.global_batch_size}, {machine()}",
         "",
-        "| | TFLOP/s a GPU | spread | tokens/s a GPU | memory |",
-        "|---|---|---|---|---|",
+        "| | TFLOP/s a GPU | spread | tokens/s a GPU | memory | last loss |",
+        "|---|---|---|---|---|---|",
         *(row(name, runs) for name, runs in records.items()),
     ]
     print("\n".join(lines))
