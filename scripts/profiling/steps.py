@@ -21,6 +21,7 @@ import psutil
 import torch
 
 from scripts.common.files import write_json
+from scripts.train.leaving import leaving_after_errors
 
 
 class RandomTokens(torch.utils.data.Dataset):
@@ -214,7 +215,8 @@ def main() -> None:
     one_rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     for name, value in {**one_rank, "MASTER_ADDR": "localhost", "MASTER_PORT": "29531"}.items():
         os.environ.setdefault(name, value)
-    train(options)
+    with leaving_after_errors():
+        train(options)
 
 
 if __name__ == "__main__":

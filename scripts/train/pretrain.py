@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from scripts.common.files import read_json, write_json
+from scripts.train.leaving import leave, leaving_after_errors
 
 
 def read_plan() -> dict:
@@ -38,7 +39,7 @@ def prepare_signals() -> None:
 
 
 def main() -> None:
-    """Runs the rank; leaves the reason of an unusual exit where the launcher reads it."""
+    """Runs the rank."""
     prepare_signals()
     plan = read_plan()
     hold_shared_lock(Path(plan["ranks_lock"]))
@@ -49,6 +50,12 @@ def main() -> None:
 
         cpu.install()
 
+    with leaving_after_errors():
+        train(plan)
+
+
+def train(plan: dict) -> None:
+    """Trains; leaves the reason of an unusual exit where the launcher reads it."""
     from scripts.train import loop  # Megatron looks for a CUDA device as it is imported
 
     try:
@@ -56,10 +63,11 @@ def main() -> None:
     except loop.TrainingError as failure:
         write_json(Path(plan["failure"]), failure.record)
         print(failure, file=sys.stderr)
-        sys.exit(failure.record["exit_code"])
+        leave(failure.record["exit_code"])
     except SystemExit as exit_:
         if exit_.code:  # Megatron's 16 and 17, which torchrun would turn into 1
             write_json(Path(plan["failure"]), {"exit_code": exit_.code})
+            leave(exit_.code)
         raise
 
 

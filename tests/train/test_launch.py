@@ -192,6 +192,14 @@ def test_a_loss_that_is_no_number_stops_with_the_documents(data, tmp_path):
     assert listed.read_text().startswith("sample,shard,document")
 
 
+def test_an_error_ends_a_rank_whose_readers_are_deaf_to_sigterm(data, tmp_path):
+    run = SmallRun(data, tmp_path)
+    run.runtime |= {"extra_arguments": "--num-workers 1"}  # torch refuses them without a GPU
+    code, output = run.launch(1)
+    assert code == 1, output
+    assert "RuntimeError" in (run.run.logs / "small.log").read_text()
+
+
 def test_variables_of_the_environment_override_settings(monkeypatch):
     monkeypatch.setenv("CHECKPOINT_KEEP_RECENT", "5")
     assert from_environment() == {"checkpoint_keep_recent": 5}
