@@ -75,6 +75,29 @@ rule profile_trace:
         " --output {output.breakdown:q} >> {log:q} 2>&1"
 
 
+rule profile_nsight:
+    """Traces the recommended point with NVIDIA's Nsight Systems, where that is installed."""
+    input:
+        rules.profile_report.output.recommended,
+    output:
+        f"{PROFILE}/nsight.nsys-rep",
+    log:
+        f"{PROFILE}/logs/nsight.log",
+    conda:
+        "../envs/python.yaml"
+    resources:
+        gpu=min(1, config["runtime"]["gpus"]),
+    params:
+        model=config["model"],
+        point=f"{PROFILE}/logs/nsight.json",
+    shell:
+        "exec > {log:q} 2>&1;"
+        " command -v nsys || {{ echo 'nsys is not on the PATH: install Nsight Systems' >&2; exit 1; }};"
+        " exec nsys profile --trace cuda,nvtx --sample none --force-overwrite true --output {output:q}"
+        " python -m scripts.profiling.point --model {params.model:q} --gpus {resources.gpu}"
+        " --settings {input:q} --steps 6 --output {params.point:q}"
+
+
 rule profile:
     input:
         rules.profile_report.output,
