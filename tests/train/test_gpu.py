@@ -56,3 +56,17 @@ def test_fewer_gpus_go_on_with_the_same_run(run):
     run.runtime["gpus"] //= 2
     code, output = run.launch(2)
     assert code == 0, output
+
+
+@pytest.mark.parametrize("layers", ["local", "transformer_engine"])
+def test_other_layers_go_on_with_the_same_run(run, layers):
+    if layers == "transformer_engine":
+        pytest.importorskip("transformer_engine")
+    first, second = ITERATIONS
+    for phase, chosen in ((1, "fast"), (2, layers)):
+        run.runtime["layers"] = chosen
+        code, output = run.launch(phase)
+        assert code == 0, output
+        assert f"layers: {chosen} (requested)" in output
+    losses = [run.steps()[iteration][0] for iteration in range(1, first + second + 1)]
+    assert abs(losses[first] - losses[first - 1]) < 0.2 * (losses[0] - losses[first - 1])
