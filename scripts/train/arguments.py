@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shlex
 
+from scripts.train.identity import read_record
 from scripts.train.layers.choice import Choice, choose
 from scripts.train.phases import Plan
 from scripts.train.run import Run, RunError
@@ -23,8 +24,7 @@ GPU_ARGUMENTS = shlex.split(
     "--distributed-backend nccl --overlap-grad-reduce --log-throughput --dist-ckpt-workers 4"
 )
 
-# Optimizer states sharded over the GPUs, in checkpoints that any number of GPUs can load. Megatron
-# cannot load them with torch's Adam, so that Transformer Engine has to be there.
+# Optimizer states sharded over the GPUs, in checkpoints that any number of GPUs can load.
 SHARDED_OPTIMIZER_ARGUMENTS = shlex.split(
     "--use-distributed-optimizer --overlap-param-gather --dist-ckpt-optim-fully-reshardable "
     "--ckpt-fully-parallel-load"
@@ -69,7 +69,7 @@ def megatron_arguments(recipe: dict, runtime: dict, plan: Plan, run: Run) -> lis
     on_gpus = runtime["gpus"] > 0
     return [
         *COMMON_ARGUMENTS,
-        *(_on_gpus(runtime) if on_gpus else CPU_ARGUMENTS),
+        *(_on_gpus(runtime, run) if on_gpus else CPU_ARGUMENTS),
         *chosen_layers(runtime, plan).arguments,
         *flags(recipe["model"]),
         *flags({"vocab_size": recipe["model"]["padded_vocab_size"]}),
@@ -83,21 +83,8 @@ def megatron_arguments(recipe: dict, runtime: dict, plan: Plan, run: Run) -> lis
 
 
 def _extra(runtime: dict) -> list[str]:
-    """Returns what the user adds; raises RunError where a later launch could not load its save."""
-    given = f"{runtime.get('extra_arguments', '')} {os.environ.get('EXTRA_ARGS', '')}"
-    arguments = shlex.split(given)
-    if "--use-distributed-optimizer" in arguments and not _has_transformer_engine():
-        raise RunError(
-            "--use-distributed-optimizer: "
-            "Megatron cannot load such a checkpoint with torch's Adam: install "
-            "transformer_engine[pytorch], which brings its own, or leave the argument out"
-        )
-    return arguments
-
-
-def _has_transformer_engine() -> bool:
-    """Says whether Transformer Engine, and so its Adam, is installed."""
-    return importlib.util.find_spec("transformer_engine") is not None
+    """Returns what the user adds."""
+    return shlex.split(f"{runtime.get('extra_arguments', '')} {os.environ.get('EXTRA_ARGS', '')}")
 
 
 def _training(hparams: dict, runtime: dict, plan: Plan) -> list[str]:
@@ -143,13 +130,24 @@ def _records(runtime: dict, run: Run) -> list[str]:
     return flags(settings)
 
 
-def _on_gpus(runtime: dict) -> list[str]:
+def _on_gpus(runtime: dict, run: Run) -> list[str]:
     """Returns what only GPUs can do."""
     return [
         *GPU_ARGUMENTS,
-        *(SHARDED_OPTIMIZER_ARGUMENTS if _has_transformer_engine() else []),
+        *(SHARDED_OPTIMIZER_ARGUMENTS if shards_optimizer(run) else []),
         *(ASYNCHRONOUS_SAVE_ARGUMENTS if runtime.get("async_save", True) else []),
     ]
+
+
+def shards_optimizer(run: Run) -> bool:
+    """Says whether Transformer Engine was installed when the run began, or is as it begins.
+
+    A sharded optimizer cannot load a whole one's checkpoint, nor the other way round.
+    """
+    begun = read_record(run)["phases"].get("1")
+    if begun is None:
+        return importlib.util.find_spec("transformer_engine") is not None
+    return begun["environment"]["transformer-engine"] is not None
 
 
 def chosen_layers(runtime: dict, plan: Plan) -> Choice:

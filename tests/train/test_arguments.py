@@ -4,6 +4,7 @@ import argparse
 
 import pytest
 
+from scripts.common.files import write_json
 from scripts.common.settings import load_parameters, phase_recipe
 from scripts.train.arguments import chosen_layers, flags, megatron_arguments
 from scripts.train.phases import MASKS, Plan
@@ -52,11 +53,16 @@ def test_every_argument_is_megatrons(parser, tmp_path, model, gpus):
     assert (args.attention_dropout, args.hidden_dropout) == (0, 0)
 
 
-def test_a_sharded_optimizer_that_could_not_be_loaded_is_refused(parser, tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    runtime = {"gpus": 8, "layers": "local", "extra_arguments": "--use-distributed-optimizer"}
-    with pytest.raises(RunError, match=r"--use-distributed-optimizer.*transformer_engine"):
-        parse(parser, tmp_path, "gpt_smoke", runtime)
+@pytest.mark.parametrize(("then", "now"), [("2.20.2", None), (None, object())])
+def test_the_optimizer_stays_sharded_or_whole_as_the_run_began(
+    parser, tmp_path, monkeypatch, then, now
+):
+    runtime = {"gpus": 8, "layers": "local"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: now)
+    assert parse(parser, tmp_path, "gpt_smoke", runtime).use_distributed_optimizer == bool(now)
+    record = {"phases": {"1": {"environment": {"transformer-engine": then}}}}
+    write_json(Run("r", tmp_path).record, record)
+    assert parse(parser, tmp_path, "gpt_smoke", runtime).use_distributed_optimizer == bool(then)
 
 
 def test_extra_arguments_come_last_and_win(parser, tmp_path, monkeypatch):

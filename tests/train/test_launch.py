@@ -110,6 +110,28 @@ def test_other_numbers_of_ranks_go_on_with_the_same_batches(finished, data, tmp_
     assert found == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_sharded_optimizer_goes_on_with_other_numbers_of_ranks(finished, data, tmp_path):
+    run = SmallRun(data, tmp_path)
+    run.runtime["extra_arguments"] = (
+        "--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable"
+    )
+    run.runtime |= {"cpu_ranks": 2, "micro_batch_size": 2}
+    process = run.start(1)
+    wait_for_step(run, 4, process)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 75, output
+    run.runtime |= {"cpu_ranks": 1, "micro_batch_size": 8}
+    code, output = run.launch(1)
+    assert code == 0, output
+    run.runtime |= {"cpu_ranks": 2, "micro_batch_size": 4}
+    code, output = run.launch(2)
+    assert code == 0, output
+    expected = {i: loss for i, (loss, _, _) in finished.steps().items()}
+    found = {i: loss for i, (loss, _, _) in run.steps().items()}
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
 def test_an_iteration_that_is_skipped_shifts_nothing(finished, data, tmp_path):
     run = SmallRun(data, tmp_path)
     run.runtime["skip_iterations"] = [2]
