@@ -77,6 +77,8 @@ def step_arguments(parameters: dict, settings: dict, gpus: int, steps: int) -> l
                 "log_interval": 1,
                 "log_throughput": True,
                 "use_distributed_optimizer": settings["optimizer_sharding"],
+                "overlap_grad_reduce": gpus > 1,
+                "overlap_param_gather": gpus > 1 and settings["optimizer_sharding"],
                 "attention_backend": settings["attention_backend"],
             }
         ),
@@ -92,19 +94,33 @@ def step_arguments(parameters: dict, settings: dict, gpus: int, steps: int) -> l
 
 
 def measure(
-    parameters: dict, settings: dict, gpus: int, steps: int, log: Path, options: list[str]
+    parameters: dict,
+    settings: dict,
+    gpus: int,
+    steps: int,
+    log: Path,
+    options: list[str],
+    cpu_ranks: int = 1,
 ) -> dict:
-    """Runs the point in a process of its own and returns its record; `options` are steps.py's."""
+    """Runs the point in processes of its own, one a GPU, and returns its record.
+
+    `options` are steps.py's; `cpu_ranks` processes run where there are no GPUs.
+    """
     try:
         arguments = step_arguments(parameters, settings, gpus, steps)
     except ValueError as error:
         return {"status": "failed", "error": str(error)}
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "scripts.profiling.steps", "--report", str(report)]
+        ranks = ["--standalone", f"--nproc-per-node={gpus or cpu_ranks}"]
+        torchrun = ["-m", "torch.distributed.run", *ranks] if (gpus or cpu_ranks) > 1 else []
+        command = [sys.executable, *torchrun, "-m", "scripts.profiling.steps"]
         with log.open("w") as output:
             code = subprocess.run(
-                [*command, *options, *([] if gpus else ["--cpu"]), *arguments],
+                [
+                    *(*command, "--report", str(report), *options),
+                    *(*([] if gpus else ["--cpu"]), *arguments),
+                ],
                 cwd=ROOT,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -177,7 +177,8 @@ def train(options: argparse.Namespace) -> None:
         "ranks": args.world_size,
         "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30,
     }
-    write_json(options.report, {**recorder.report(), **sizes})
+    if args.rank == 0:
+        write_json(options.report, {**recorder.report(), **sizes})
 
 
 def traced(folder: Path, on_cpu: bool, step: Callable) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.common.settings import SettingsError
+from scripts.common.settings import SettingsError, load_parameters
 from scripts.profiling import breakdown, point, report, sweep
 
 ROOT = Path(__file__).parents[2]
@@ -138,3 +138,15 @@ def test_a_point_runs_megatrons_loop_on_the_cpu_and_traces_it(tmp_path):
     kernels = json.loads((tmp_path / "trace/kernels.json").read_text())
     assert any("mm" in kernel["name"] for kernel in kernels)
     assert (tmp_path / "trace/trace.json.gz").stat().st_size > 1000
+
+
+def test_a_point_on_several_ranks_shares_the_batch_among_them(tmp_path):
+    settings = {**point.DEFAULTS, "global_batch_size": 4, "optimizer_sharding": True}
+    measured = {
+        ranks: point.measure(
+            load_parameters("cpu_smoke"), settings, 0, 5, tmp_path / "log", [], cpu_ranks=ranks
+        )
+        for ranks in (1, 2)
+    }
+    assert measured[2]["ranks"] == 2, (tmp_path / "log").read_text()[-2000:]
+    assert measured[2]["losses"] == pytest.approx(measured[1]["losses"], rel=1e-4)

@@ -1,7 +1,10 @@
 """The launcher on GPUs: pytest -m gpu tests/train/test_gpu.py."""
 
 import signal
+import time
+from dataclasses import replace
 
+import psutil
 import pytest
 
 from scripts.train import checkpoints
@@ -31,12 +34,16 @@ def run(data, tmp_path):
     return result
 
 
-def test_a_stopped_training_resumes_and_ends_its_phases(run):
+def stop_at(run: SmallRun, iteration: int) -> None:
     process = run.start(1)
-    wait_for_step(run, 1, process)
+    wait_for_step(run, iteration, process)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 75, output
+
+
+def test_a_stopped_training_resumes_and_ends_its_phases(run):
+    stop_at(run, 1)
     reached = checkpoints.tracked_iteration(run.run.checkpoints)
     code, output = run.launch(1)
     assert code == 0, output
@@ -48,14 +55,41 @@ def test_a_stopped_training_resumes_and_ends_its_phases(run):
     assert steps[sum(ITERATIONS)][0] < steps[1][0] - 0.5
 
 
-def test_fewer_gpus_go_on_with_the_same_run(run):
-    if run.runtime["gpus"] < 2:
+def test_other_numbers_of_gpus_go_on_with_the_same_losses(run, data, tmp_path):
+    gpus = run.runtime["gpus"]
+    if gpus < 2:
         pytest.skip("needs two GPUs")
+    whole = replace(run, artifacts=tmp_path / "whole")
+    for phase in (1, 2):
+        code, output = whole.launch(phase)
+        assert code == 0, output
+    for count, step in ((gpus, 3), (gpus // 2, 8), (1, 13)):
+        run.runtime["gpus"] = count
+        stop_at(run, step)
+    run.runtime["gpus"] = gpus
+    for phase in (1, 2):
+        code, output = run.launch(phase)
+        assert code == 0, output
+    expected = {iteration: loss for iteration, (loss, _, _) in whole.steps().items()}
+    found = {iteration: loss for iteration, (loss, _, _) in run.steps().items()}
+    assert found == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("moment", ["step", "save"])
+def test_a_killed_rank_ends_the_launch_and_the_next_one_goes_on(run, moment):
+    process = run.start(1)
+    wait_for_step(run, 4, process)
+    if moment == "save":
+        while not (run.run.checkpoints / "iter_0000006").exists():
+            time.sleep(0.001)
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    [*_, last] = [rank for rank in ranks if "scripts.train.pretrain" in rank.cmdline()]
+    last.kill()
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, output
     code, output = run.launch(1)
     assert code == 0, output
-    run.runtime["gpus"] //= 2
-    code, output = run.launch(2)
-    assert code == 0, output
+    assert sorted(run.steps()) == list(range(1, ITERATIONS[0] + 1))
 
 
 @pytest.mark.parametrize("layers", ["local", "transformer_engine"])
