@@ -42,15 +42,20 @@ try:
     check_megatron(ROOT / "Megatron-LM")
     config.update(check(config, ROOT / "rules/config.schema.yaml", "config.yaml"))
     PARAMETERS = load_parameters(config["model"])
+    PHASES = range(1, config["phases"] + 1)
     if config["phases"] > len(PARAMETERS["data"]["phases"]):
         raise SettingsError(
             f"phases: {config['phases']} phases, but scripts/params/{config['model']}/data.yaml "
             f"describes {len(PARAMETERS['data']['phases'])}"
         )
+    if beyond := set(config["runtime"]["sorted_phases"]) - set(PHASES):
+        raise SettingsError(
+            f"runtime.sorted_phases: the run has phases 1 to {config['phases']} and no "
+            f"{', '.join(map(str, sorted(beyond)))}: leave that out, or raise the setting phases"
+        )
 except (MachineError, SettingsError) as error:
     raise WorkflowError(str(error))
 
-PHASES = range(1, config["phases"] + 1)
 PARQUET, TOKENIZER, CONVERTED, ARTIFACTS = (
     config["paths"][name] for name in ("parquet", "tokenizer", "converted", "artifacts")
 )
