@@ -34,6 +34,7 @@ rule all:
 
 
 onstart:
+    look_for_garbage()
     tune_scheduler()
     stop_training_with_snakemake()
     tell("start")

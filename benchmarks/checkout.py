@@ -1,4 +1,4 @@
-"""Copies of the program in which benchmarks change what they must."""
+"""Copies of the program, as in a fresh clone, for benchmarks and tests to change and run."""
 
 import shutil
 from pathlib import Path
@@ -9,6 +9,7 @@ PROGRAM = ("Snakefile", "config.yaml", "rules", "scripts", "profiles", "envs", "
 
 def copy_program(folder: Path) -> None:
     """Copies all that snakemake needs of this checkout into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name in PROGRAM:
         source = ROOT / name
         if source.is_dir():

@@ -34,23 +34,28 @@ from scripts.train.run import Run
 
 use_checkout(ROOT)
 
-# Jobs live to the end: to look for garbage among 50,000 of them is a sixth of the planning.
-gc.set_threshold(100_000, 50, 100)
+# Jobs live to the end: looking for garbage among 50,000 of them would be a twentieth of the planning.
+gc.disable()
 
 try:
     check_python()
     check_megatron(ROOT / "Megatron-LM")
     config.update(check(config, ROOT / "rules/config.schema.yaml", "config.yaml"))
     PARAMETERS = load_parameters(config["model"])
+    PHASES = range(1, config["phases"] + 1)
     if config["phases"] > len(PARAMETERS["data"]["phases"]):
         raise SettingsError(
             f"phases: {config['phases']} phases, but scripts/params/{config['model']}/data.yaml "
             f"describes {len(PARAMETERS['data']['phases'])}"
         )
+    if beyond := set(config["runtime"]["sorted_phases"]) - set(PHASES):
+        raise SettingsError(
+            f"runtime.sorted_phases: the run has phases 1 to {config['phases']} and no "
+            f"{', '.join(map(str, sorted(beyond)))}: leave that out, or raise the setting phases"
+        )
 except (MachineError, SettingsError) as error:
     raise WorkflowError(str(error))
 
-PHASES = range(1, config["phases"] + 1)
 PARQUET, TOKENIZER, CONVERTED, ARTIFACTS = (
     config["paths"][name] for name in ("parquet", "tokenizer", "converted", "artifacts")
 )
@@ -158,6 +163,12 @@ def tune_scheduler():
     if not scheduler.subsample:
         scheduler.subsample = 200
         scheduler._job_selector = scheduler.job_selector_greedy
+
+
+def look_for_garbage():
+    """Does from here on what planning does without; what is planned is no garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 def stop_training_with_snakemake():

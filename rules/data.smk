@@ -80,6 +80,7 @@ rule convert:
     threads: config["runtime"]["convert_threads"]
     resources:
         tokenizer_engine=config["runtime"]["tokenizer_engine"],
+        tmpdir=None,  # needs none; to find it out for each of 50,000 jobs takes seconds
     params:
         settings=CONVERSION,
     shell:

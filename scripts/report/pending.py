@@ -198,8 +198,7 @@ def conversion_in_words(files: Phase, stale: dict[str, str], examples: int = 3) 
     """Returns what is to be converted of a phase and why, in one line; "" if nothing is."""
     if not stale:
         return ""
-    absent = [shard for shard, why in stale.items() if not Path(files.file(shard, "bin")).exists()]
-    again = {shard: why for shard, why in stale.items() if shard not in set(absent)}
+    again = {shard: why for shard, why in stale.items() if Path(files.file(shard, "bin")).exists()}
     line = f"phase {files.number}: {len(stale):,} of {len(files.shards):,} shards to convert"
     if again:
         shown = "; ".join(f"{shard} ({why})" for shard, why in list(again.items())[:examples])

@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from tests.workflow.conftest import copy_program
+from tests.workflow.conftest import fresh_checkout
 
 SETTINGS = {
     "runtime": {"gpus": 8, "nodes": 4},
@@ -21,7 +21,7 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def resources(tmp_path_factory):
     """The resources of the first job of each rule."""
-    checkout = copy_program(tmp_path_factory.mktemp("resources") / "checkout")
+    checkout = fresh_checkout(tmp_path_factory.mktemp("resources") / "checkout")
     (checkout.path / "test.yaml").write_text(yaml.safe_dump(SETTINGS))
     files = ("--configfile", "profiles/smoke/config.yaml", "test.yaml")
     output = checkout.run("--dry-run", *files, "--quiet", "host", "--", "train_phase1")

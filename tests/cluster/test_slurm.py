@@ -14,7 +14,7 @@ import yaml
 
 from scripts.common.files import read_json
 from tests.cluster.throwaway_slurm import missing_programs, throwaway_slurm
-from tests.workflow.conftest import SNAKEMAKE, copy_program
+from tests.workflow.conftest import SNAKEMAKE, fresh_checkout
 
 pytestmark = [
     pytest.mark.slurm,
@@ -110,7 +110,7 @@ class Cluster:
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")
     with throwaway_slurm(folder / "cluster", nodes=2, gpus=8) as slurm:
-        cluster = Cluster(slurm, copy_program(folder / "checkout"))
+        cluster = Cluster(slurm, fresh_checkout(folder / "checkout"))
         cluster.checkout.run(*SETTINGS_FILES, "--", "smoke/data/tokenizer/vocab.json")
         yield cluster
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = ("Snakefile", "config.yaml", "rules", "scripts", "profiles", "envs", "docs")
+from benchmarks.checkout import copy_program
+
 SNAKEMAKE = Path(sys.executable).parent / "snakemake"
 
 
@@ -56,29 +56,22 @@ class Checkout:
         return {rule: int(count) for rule, count in rows if rule != "total"}
 
 
-def copy_program(folder: Path) -> Checkout:
+def fresh_checkout(folder: Path) -> Checkout:
     """Copies what a clone holds of the program."""
-    folder.mkdir(parents=True)
-    ignore = shutil.ignore_patterns("__pycache__")
-    for name in PROGRAM:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=ignore)
-        else:
-            shutil.copy2(source, folder / name)
+    copy_program(folder)
     return Checkout(folder)
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
     """A checkout in which nothing has been run."""
-    return copy_program(tmp_path / "checkout")
+    return fresh_checkout(tmp_path / "checkout")
 
 
 @pytest.fixture(scope="session")
 def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout in which the smoke profile has run to its end; tests must not change it."""
-    checkout = copy_program(tmp_path_factory.mktemp("smoke") / "checkout")
+    checkout = fresh_checkout(tmp_path_factory.mktemp("smoke") / "checkout")
     checkout.run("--profile", "profiles/smoke")
     checkout.run("--profile", "profiles/smoke", "--report", "smoke/report.html")
     return checkout
@@ -94,7 +87,7 @@ def finished(smoke_run: Checkout, tmp_path: Path) -> Checkout:
 @pytest.fixture(scope="session")
 def converted_run(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout in which two phases are converted; tests must not change it."""
-    checkout = copy_program(tmp_path_factory.mktemp("converted") / "checkout")
+    checkout = fresh_checkout(tmp_path_factory.mktemp("converted") / "checkout")
     checkout.smoke("converted_all", "--config", "phases=2")
     return checkout
 

@@ -15,7 +15,7 @@ import yaml
 
 from scripts.data import convert_phase_to_megatron, train_smoke_tokenizer
 from tests.data.hub_server import Hub
-from tests.workflow.conftest import Checkout, copy_program
+from tests.workflow.conftest import Checkout, fresh_checkout
 
 DOCUMENTS = 6  # of each Parquet file
 
@@ -37,7 +37,7 @@ class Cycle:
 
     def __init__(self, folder: Path, files: int, shards_per_job: int = 1) -> None:
         self.sources = write_corpus(folder / "corpus", files)
-        self.checkout = copy_program(folder / "checkout")
+        self.checkout = fresh_checkout(folder / "checkout")
         tokenizer = self.checkout.path / "data/tokenizer"
         inputs = [str(path) for path in self.sources[:5]]
         train_smoke_tokenizer.main(

@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 
+from benchmarks.checkout import ROOT
 from scripts.report.workflow_graph import diagram, insert
-from tests.workflow.conftest import ROOT, Checkout
+from tests.workflow.conftest import Checkout
 
 PAGES = ("README.md", "README.zh.md")
 

@@ -14,6 +14,10 @@ from tests.workflow.conftest import Checkout
         ("recipe={source: ftp}", "recipe.source: 'ftp' is not one of folder, hub, python_library"),
         ("model=gpt4", "there is no scripts/params/gpt4; there are: cpu_smoke, gpt_smoke"),
         ("phases=9", "phases: 9 phases, but scripts/params/cpu_smoke/data.yaml describes 5"),
+        (
+            "runtime={sorted_phases: [2, 6]}",
+            "runtime.sorted_phases: the run has phases 1 to 5 and no 6: leave that out, or raise",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_is_allowed(
