@@ -8,7 +8,8 @@ Megatron-LM the third. Results are kept in results.json of the folder, so that c
 measured one at a time with `--contenders`; the table is always of all that is there.
 
 Wall time, CPU time of all processes, those too that outlive their parents, peak memory (PSS of all
-processes, sampled), and whether .bin and .idx are the same, byte for byte, as the first one's.
+processes, sampled as often as costs them little), and whether .bin and .idx are the same, byte for
+byte, as the first one's.
 """
 
 import argparse
@@ -44,7 +45,7 @@ NAMES = {
     "ours": "ours",
 }
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-SAMPLE = 0.2  # seconds between looks at the memory
+WATCHING = 0.02  # part of one core that looking at the memory may take from those measured
 SCALING = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -59,6 +60,7 @@ class PeakMemory(threading.Thread):
     def run(self) -> None:
         """Samples until the process ends."""
         while self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE:
+            started = time.perf_counter()
             total = 0
             for process in [self.process, *self.process.children(recursive=True)]:
                 try:
@@ -66,7 +68,7 @@ class PeakMemory(threading.Thread):
                 except psutil.Error:
                     continue
             self.peak = max(self.peak, total)
-            time.sleep(SAMPLE)
+            time.sleep((time.perf_counter() - started) / WATCHING)
 
 
 def measure(name: str, job: dict) -> dict:
@@ -180,16 +182,24 @@ def table(results: dict[str, dict], size: int) -> str:
     return "\n".join(rows)
 
 
-def floor_table(floor: dict, ours: dict | None) -> str:
+def floor_table(floor: dict) -> str:
     """Returns what the parts take alone, on one thread."""
     said = json.loads(floor["said"])
     rows = ["| part alone, one thread | CPU s | MB/s |", "|---|---|---|"]
     for part, seconds in said["seconds"].items():
         rows.append(f"| {part} | {seconds:.2f} | {said['bytes'] / seconds / 1e6:.0f} |")
-    if ours:
-        share = said["seconds"]["engine"] / ours["cpu"]
-        rows.append(f"\nThe engine's time is {share:.0%} of our whole job's CPU time.")
     return "\n".join(rows)
+
+
+def share_line(share: dict) -> str:
+    """Returns which part of our job's CPU time its engine takes."""
+    spent = json.loads(share["said"].splitlines()[-1])
+    after = spent["all"] - spent["start"]
+    return (
+        f"Of {spent['all']:.1f} CPU s the start takes {spent['start']:.1f} and the engine "
+        f"{spent['engine']:.1f}: {spent['engine'] / spent['all']:.0%}, and "
+        f"{spent['engine'] / after:.0%} of those after the start."
+    )
 
 
 def scaling_table(results: dict[str, dict], file_size: int) -> str:
@@ -232,7 +242,7 @@ def available(megatron: Path | None) -> list[str]:
             version(package)
         except PackageNotFoundError:
             names.remove(package)
-    return [*names, "floor", "row_group", "scaling"]
+    return [*names, "share", "floor", "row_group", "scaling"]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -275,7 +285,9 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{machine()}\n\n{len(files)} files, {size / 1e6:.0f} MB of text\n")
     print(table(results, size), "\n")
     if "floor" in results:
-        print(floor_table(results["floor"], results.get("ours")), "\n")
+        print(floor_table(results["floor"]), "\n")
+    if "share" in results:
+        print(share_line(results["share"]), "\n")
     if "row_group" in results:
         one = results["row_group"]
         print(

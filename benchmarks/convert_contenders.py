@@ -6,15 +6,21 @@ JOB.json: files, tokenizer (folder), output (folder), workers, megatron (checkou
 contender writes one .bin/.idx pair per file; their sorted names are in the order of the files.
 """
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+
+from scripts.common.files import sha256
 
 END_OF_DOCUMENT = "<|endoftext|>"
 
@@ -127,39 +133,76 @@ def ours_each(job: dict) -> None:
             sys.exit("a conversion failed")
 
 
+def share(job: dict) -> None:
+    """This project's converter: prints the CPU seconds of its start, its engine and all as JSON."""
+    from scripts.data import convert_phase_to_megatron
+    from scripts.data.engines import FastokensEngine
+
+    begun, spent = [], []
+    start, encode = convert_phase_to_megatron.tokenization, FastokensEngine.encode
+
+    def timed_start(*arguments: object) -> object:
+        how = start(*arguments)
+        begun.append(time.process_time())
+        spent.clear()
+        return how
+
+    def timed_encode(*arguments: object) -> object:
+        started = time.thread_time()
+        result = encode(*arguments)
+        spent.append(time.thread_time() - started)
+        return result
+
+    convert_phase_to_megatron.tokenization = timed_start
+    FastokensEngine.encode = timed_encode
+    ours(job)
+    print(json.dumps({"start": begun[0], "engine": sum(spent), "all": time.process_time()}))
+
+
 def floor(job: dict) -> None:
     """The parts alone, on one thread: prints their CPU seconds as JSON."""
+    import pyarrow as pa
+
+    from scripts.data.conversion import occurrences
     from scripts.data.engines import TokenizerFolder
+    from scripts.data.exactness import audit
     from scripts.data.parquet_text import ParquetTexts
 
-    engine = TokenizerFolder(job["tokenizer"], special_tokens_as_text=False).fast
-    spent = dict.fromkeys(("decode", "engine", "write"), 0.0)
-    size = tokens = 0
+    pa.set_memory_pool(pa.system_memory_pool())
+    tokenizer = TokenizerFolder(job["tokenizer"], special_tokens_as_text=False)
+    tokenizer.load()
+    end = tokenizer.token_id(END_OF_DOCUMENT)
+    spent, size, digest = Counter(), 0, hashlib.sha256()
+
+    def part(name: str, function: Callable, *arguments: object) -> Any:
+        started = time.thread_time()
+        result = function(*arguments)
+        spent[name] += time.thread_time() - started
+        return result
+
     for path in job["files"]:
+        part("digest of Parquet", sha256, path)
         source = ParquetTexts(path, "text")
+        batches = source.batches(1000)
         with Path(job["output"], f"{path.stem}.bin").open("wb") as file:
-            batches = source.batches(1000)
-            while True:
-                started = time.thread_time()
-                batch = next(batches, None)
-                documents = source.documents(*batch) if batch else None
-                decoded = time.thread_time()
-                spent["decode"] += decoded - started
-                if documents is None:
-                    break
-                ids, _ = engine.encode(documents.texts)
-                encoded = time.thread_time()
-                file.write(ids.data)
-                spent["write"] += time.thread_time() - encoded
-                spent["engine"] += encoded - decoded
-                size += sum(len(text.encode()) for text in documents.texts)
-                tokens += ids.size
-    print(json.dumps({"seconds": spent, "bytes": size, "tokens": tokens}))
+            while batch := part("decode", next, batches, None):
+                documents = part("strings for Python", source.documents, *batch)
+                ids, ends = part("engine", tokenizer.fast.encode, documents.texts)
+                part(
+                    *("audit by the reference", audit, tokenizer.fast, tokenizer.reference),
+                    *(documents, ids, ends, str(path)),
+                )
+                ids = part("ends of documents", np.insert, ids, ends, end)
+                part("special tokens", occurrences, tokenizer.special_tokens, documents.texts)
+                part("write", file.write, ids.data)
+                part("digest of .bin", digest.update, ids.data)
+                size += batch[1].nbytes
+    print(json.dumps({"seconds": spent, "bytes": size}))
 
 
 CONTENDERS = {
     function.__name__: function
-    for function in (megatron, datatrove, datasets, ours, ours_each, ours_reference, floor)
+    for function in (megatron, datatrove, datasets, ours, ours_each, ours_reference, share, floor)
 }
 
 

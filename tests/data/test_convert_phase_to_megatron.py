@@ -12,11 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from transformers import AutoTokenizer
 
 from scripts.common.files import locked
 from scripts.data import convert_phase_to_megatron
+from scripts.data.conversion import occurrences
 from scripts.data.convert_phase_to_megatron import main
 from scripts.data.engines import EngineError, FastokensEngine
 
@@ -93,6 +96,19 @@ def test_pair_is_byte_for_byte_megatrons(
     assert pair(ours) == megatron_pair(tmp_path / "theirs", ids)
     assert sidecar(ours)["engine"] == engine.replace("auto", "fastokens")
     assert sidecar(ours)["special_token_text"] >= 2 * len(texts[::50])
+
+
+@pytest.mark.parametrize(
+    "special_tokens", [["<|a|>", "<|b|>"], ["<s>", "[a]"], ["<|a|>"], ["(*"], []]
+)
+@given(texts=st.lists(st.text("<|ab>s[](*", max_size=20)))
+def test_special_tokens_in_texts_are_counted(special_tokens, texts):
+    counts = [text.count(token) for text in texts for token in special_tokens]
+    assert occurrences(special_tokens, texts) == sum(counts)
+
+
+def test_of_nested_special_tokens_the_longest_counts():
+    assert occurrences(["<a", "<a>", "<ab>"], ["<a> <ab> <a", "a>"]) == 3
 
 
 def test_megatron_reads_what_pandas_reads(smoke_shard, tokenizer_folder, convert):
