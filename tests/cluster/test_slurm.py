@@ -139,6 +139,19 @@ def test_one_allocation_converts_what_is_missing(cluster):
     assert kept.stat().st_mtime_ns == times[kept.name]
 
 
+def test_a_chunk_of_shards_is_one_job(cluster):
+    folder = cluster.checkout.path / "smoke/data/converted/megatron_phase1"
+    shards = list(folder.glob("*.bin"))
+    for path in shards:
+        path.unlink()
+    chunks = 'runtime={"shards_per_job": 32}'
+    process = cluster.start("--config", chunks, "--", "converted_phase1")
+    assert process.wait() == 0, cluster.output()
+    assert all(path.exists() for path in shards)
+    log = cluster.checkout.path / LOGS / "convert_chunk/phase1/part-00000/part-00001.log"
+    assert "part-00001" in log.read_text()
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_training_gets_all_gpus_of_each_node(cluster, nodes):
     process = cluster.start("--config", f'runtime={{"gpus": 8, "nodes": {nodes}}}', "--", "probe")

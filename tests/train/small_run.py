@@ -3,16 +3,20 @@
 import copy
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from scripts.common.files import canonical_json, read_json, sha256, write_json
 from scripts.common.settings import load_parameters, phase_recipe
 from scripts.data.phase_index import build_index
+from scripts.train import checkpoints
 from scripts.train.run import Run
 from tests.data.phase_corpus import Shard, write_phase
 
@@ -123,6 +127,27 @@ class SmallRun:
         process = self.start(phase)
         output, _ = process.communicate(timeout=300)
         return process.returncode, output
+
+    def wait_for_step(self, iteration: int, process: subprocess.Popen) -> None:
+        """Waits until training has come to an iteration."""
+        while not any(line["iteration"] >= iteration for line in self.lines() if "loss" in line):
+            assert process.poll() is None, process.stdout.read()
+            time.sleep(0.02)
+
+    def stop_after(self, iteration: int, every_process: bool = False) -> int:
+        """Trains phase 1 and stops it by SIGTERM; returns the iteration that it saved at last.
+
+        Slurm signals every process of a job, a user the launcher alone.
+        """
+        process = self.start(1)
+        self.wait_for_step(iteration, process)
+        if every_process:
+            [ranks] = psutil.Process(process.pid).children()
+            os.killpg(ranks.pid, signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 75, output
+        return checkpoints.tracked_iteration(self.run.checkpoints)
 
     def lines(self) -> list[dict]:
         """Returns all lines of the step log."""

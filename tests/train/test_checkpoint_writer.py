@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import signal
 
 import psutil
 import pytest
@@ -11,7 +10,6 @@ from scripts.common.files import read_json
 from scripts.train import checkpoints
 from scripts.train.arguments import ASYNCHRONOUS_SAVE_ARGUMENTS
 from tests.train.small_run import ITERATIONS, SmallRun
-from tests.train.test_launch import wait_for_step
 
 
 @pytest.fixture
@@ -22,17 +20,10 @@ def run(data, tmp_path):
 
 
 def test_stops_and_kills_during_asynchronous_saves_change_nothing(finished, run):
-    process = run.start(1)
-    wait_for_step(run, 4, process)
-    [rank] = psutil.Process(process.pid).children()
-    os.killpg(rank.pid, signal.SIGTERM)  # as Slurm does: every process of the job
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 75, output
-    reached = checkpoints.tracked_iteration(run.run.checkpoints)
+    reached = run.stop_after(4, every_process=True)
 
     process = run.start(1)
-    wait_for_step(run, reached + 4, process)
+    run.wait_for_step(reached + 4, process)
     [rank] = psutil.Process(process.pid).children()
     helpers = rank.children(recursive=True)
     assert any("forkserver" in " ".join(helper.cmdline()) for helper in helpers)

@@ -1,15 +1,12 @@
 """The launcher on GPUs: pytest -m gpu tests/train/test_gpu.py."""
 
-import signal
 import time
 from dataclasses import replace
 
 import psutil
 import pytest
 
-from scripts.train import checkpoints
 from tests.train.small_run import ITERATIONS, SmallRun
-from tests.train.test_launch import wait_for_step
 
 pytestmark = pytest.mark.gpu
 
@@ -34,17 +31,8 @@ def run(data, tmp_path):
     return result
 
 
-def stop_at(run: SmallRun, iteration: int) -> None:
-    process = run.start(1)
-    wait_for_step(run, iteration, process)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 75, output
-
-
 def test_a_stopped_training_resumes_and_ends_its_phases(run):
-    stop_at(run, 1)
-    reached = checkpoints.tracked_iteration(run.run.checkpoints)
+    reached = run.stop_after(1)
     code, output = run.launch(1)
     assert code == 0, output
     assert f"going on after {reached}" in output
@@ -65,7 +53,7 @@ def test_other_numbers_of_gpus_go_on_with_the_same_losses(run, data, tmp_path):
         assert code == 0, output
     for count, step in ((gpus, 3), (gpus // 2, 8), (1, 13)):
         run.runtime["gpus"] = count
-        stop_at(run, step)
+        run.stop_after(step)
     run.runtime["gpus"] = gpus
     for phase in (1, 2):
         code, output = run.launch(phase)
@@ -78,7 +66,7 @@ def test_other_numbers_of_gpus_go_on_with_the_same_losses(run, data, tmp_path):
 @pytest.mark.parametrize("moment", ["step", "save"])
 def test_a_killed_rank_ends_the_launch_and_the_next_one_goes_on(run, moment):
     process = run.start(1)
-    wait_for_step(run, 4, process)
+    run.wait_for_step(4, process)
     if moment == "save":
         while not (run.run.checkpoints / "iter_0000006").exists():
             time.sleep(0.001)

@@ -1,12 +1,9 @@
 """The launcher with Megatron's loop on the CPU: phases, stops, resumes, refusals."""
 
 import math
-import os
 import shutil
 import signal
-import time
 
-import psutil
 import pytest
 
 from scripts.common.files import read_json, write_json
@@ -22,12 +19,6 @@ LAST = sum(ITERATIONS)
 def copy_of_finished(finished, data, tmp_path):
     shutil.copytree(finished.artifacts, tmp_path / "artifacts")
     return SmallRun(data, tmp_path / "artifacts")
-
-
-def wait_for_step(run, iteration, process):
-    while not any(line["iteration"] >= iteration for line in run.lines() if "loss" in line):
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.02)
 
 
 def test_iterations_go_on_over_the_phases(finished):
@@ -69,7 +60,7 @@ def test_phase_ends_and_checkpoints_for_averaging_are_kept(finished):
 def test_a_stopped_phase_resumes_bit_by_bit(finished, data, tmp_path):
     run = SmallRun(data, tmp_path)
     process = run.start(1)
-    wait_for_step(run, 4, process)
+    run.wait_for_step(4, process)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=300)
@@ -89,14 +80,7 @@ def test_a_stopped_phase_resumes_bit_by_bit(finished, data, tmp_path):
 def test_other_numbers_of_ranks_go_on_with_the_same_batches(finished, data, tmp_path):
     run = SmallRun(data, tmp_path)
     run.runtime |= {"cpu_ranks": 2, "micro_batch_size": 2}
-    process = run.start(1)
-    wait_for_step(run, 4, process)
-    [torchrun] = psutil.Process(process.pid).children()
-    os.killpg(torchrun.pid, signal.SIGTERM)  # as Slurm does: every process of the job
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 75, output
-    reached = checkpoints.tracked_iteration(run.run.checkpoints)
+    reached = run.stop_after(4, every_process=True)
     assert 4 <= reached < ITERATIONS[0]
     run.runtime |= {"cpu_ranks": 1, "micro_batch_size": 8}
     code, output = run.launch(1)
@@ -116,11 +100,7 @@ def test_a_sharded_optimizer_goes_on_with_other_numbers_of_ranks(finished, data,
         "--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable"
     )
     run.runtime |= {"cpu_ranks": 2, "micro_batch_size": 2}
-    process = run.start(1)
-    wait_for_step(run, 4, process)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 75, output
+    run.stop_after(4)
     run.runtime |= {"cpu_ranks": 1, "micro_batch_size": 8}
     code, output = run.launch(1)
     assert code == 0, output
@@ -191,7 +171,7 @@ def test_checkpoints_are_saved_by_the_clock_too(data, tmp_path):
 def test_a_second_trainer_is_refused(data, tmp_path):
     run = SmallRun(data, tmp_path)
     process = run.start(1)
-    wait_for_step(run, 1, process)
+    run.wait_for_step(1, process)
     code, output = run.launch(1)
     process.kill()
     process.wait()
