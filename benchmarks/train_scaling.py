@@ -45,14 +45,14 @@ def record_of(options: argparse.Namespace, settings: dict, gpus: int) -> dict:
     return max(measured, key=lambda record: record["tflops"]) if measured else records[0]
 
 
-def row(layers: str, sharded: bool, gpus: int, record: dict, slowest: float | None) -> str:
-    """Returns a table row; `slowest` is the rate on the fewest GPUs."""
+def row(layers: str, sharded: bool, gpus: int, record: dict, base: float | None) -> str:
+    """Returns a table row; `base` is the rate on the fewest GPUs."""
     name = f"| {layers} | {'sharded' if sharded else 'whole'} | {gpus} "
     if record["status"] != "measured":
         return f"{name}| {record.get('error', record['status'])[:80]} | | | | | |"
     wait = 1e3 * sum(record["data_wait_seconds"]) / len(record["data_wait_seconds"])
     return (
-        f"{name}| {record['tflops']:.4g} | {record['tflops'] / slowest:.1%}"
+        f"{name}| {record['tflops']:.4g} | {record['tflops'] / base:.1%}"
         f" | {record['tokens_per_second'] * gpus:,.0f} | {record['peak_memory_gib']:.0f} GiB"
         f" | {record['first_step_seconds']:.0f} s | {wait:.1f} ms |"
     )
@@ -65,11 +65,11 @@ def rows(options: argparse.Namespace, layers: str, sharded: bool) -> list[str]:
         "optimizer_sharding": sharded,
         "micro_batch_size": min(LAYERS[layers], options.sequences_per_gpu),
     }
-    lines, slowest = [], None
+    lines, base = [], None
     for gpus in options.gpus:
         record = record_of(options, settings, gpus)
-        slowest = slowest or record.get("tflops")
-        lines.append(row(layers, sharded, gpus, record, slowest))
+        base = base or record.get("tflops")
+        lines.append(row(layers, sharded, gpus, record, base))
         print(lines[-1], file=sys.stderr, flush=True)
     return lines
 
