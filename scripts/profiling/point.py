@@ -112,15 +112,13 @@ def measure(
         return {"status": "failed", "error": str(error)}
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        ranks = ["--standalone", f"--nproc-per-node={gpus or cpu_ranks}"]
-        torchrun = ["-m", "torch.distributed.run", *ranks] if (gpus or cpu_ranks) > 1 else []
-        command = [sys.executable, *torchrun, "-m", "scripts.profiling.steps"]
+        ranks = gpus or cpu_ranks
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command = [sys.executable, *(torchrun if ranks > 1 else [])]
+        command += ["-m", "scripts.profiling.steps", "--report", str(report), *options]
         with log.open("w") as output:
             code = subprocess.run(
-                [
-                    *(*command, "--report", str(report), *options),
-                    *(*([] if gpus else ["--cpu"]), *arguments),
-                ],
+                [*command, *([] if gpus else ["--cpu"]), *arguments],
                 cwd=ROOT,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -161,3 +161,7 @@ class SmallRun:
             for line in self.lines()
             if "loss" in line
         }
+
+    def losses(self) -> dict[int, float]:
+        """Returns the loss of each step."""
+        return {iteration: loss for iteration, (loss, _, _) in self.steps().items()}
