@@ -1,6 +1,7 @@
 """Training speed on one GPU: our layers beside Megatron's, Transformer Engine and transformers.
 
     python benchmarks/train_throughput.py [--model qwen3_1p7b] [--repeats 2] [--output FILE.md]
+    python benchmarks/train_throughput.py --only FP8 transformers      # some of them
 
 All train the same model on the same random tokens with the same global batch, one after the other,
 each in a process of its own; every contender runs `--repeats` times. Rates use Megatron's count of
@@ -24,6 +25,7 @@ import torch
 from scripts.common.files import replacing
 from scripts.common.settings import load_parameters
 from scripts.profiling.point import DEFAULTS, WARM_UP_STEPS, machine, measure, outcome_of_failure
+from scripts.report.speed import flops_per_token
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTENDERS = {
@@ -97,7 +99,7 @@ def train_peer(
     return {"seconds": seconds, "peak_memory_gib": memory}
 
 
-def peer_record(options: argparse.Namespace, flop_per_token: float, micro_batch_size: int) -> dict:
+def peer_record(options: argparse.Namespace, micro_batch_size: int) -> dict:
     """Runs the peer in a process of its own, whose memory is free afterwards."""
     command = [sys.executable, __file__, "--model", options.model, "--gpus", str(options.gpus)]
     command += ["--steps", str(options.steps), "--peer", str(micro_batch_size)]
@@ -111,10 +113,11 @@ def peer_record(options: argparse.Namespace, flop_per_token: float, micro_batch_
     if result.returncode:
         return outcome_of_failure(result.stderr, result.returncode)
     report = json.loads(result.stdout.splitlines()[-1])
-    length = load_parameters(options.model)["hparams"]["sequence_length"]
+    parameters = load_parameters(options.model)
+    length = parameters["hparams"]["sequence_length"]
     step = statistics.median(report["seconds"][WARM_UP_STEPS:])
     rate = options.global_batch_size * length / step
-    tflops = rate * flop_per_token / 1e12
+    tflops = rate * flops_per_token(parameters["model"], length) / 1e12
     return {"status": "measured", "tokens_per_second": rate, "tflops": tflops, **report}
 
 
@@ -160,6 +163,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--global-batch-size", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of contenders' names")
     parser.add_argument("--output", type=Path, help="Markdown")
     parser.add_argument("--peer", type=int, help=argparse.SUPPRESS)  # its micro batch
     options = parser.parse_args(argv)
@@ -170,19 +174,14 @@ def main(argv: list[str] | None = None) -> None:
         print(json.dumps(train_peer(parameters, device, *sizes)))
         return
 
-    records = {
-        name: repeated(name, options.repeats, partial(megatron_record, options, settings))
-        for name, settings in CONTENDERS.items()
+    contenders = {
+        **{name: partial(megatron_record, options, each) for name, each in CONTENDERS.items()},
+        **{name: partial(peer_record, options, size) for name, size in PEERS.items()},
     }
-    sizes = next(
-        (run for runs in records.values() for run in runs if run["status"] == "measured"), None
-    )
-    if sizes is None:
-        parser.exit(1, f"No contender could be measured: {records}\n")
-    flop_per_token = sizes["flop_per_step"] / sizes["tokens_per_step"]
-    for name, size in PEERS.items():
-        record = partial(peer_record, options, flop_per_token, size)
-        records[name] = repeated(name, options.repeats, record)
+    chosen = [name for name in contenders if any(part in name for part in options.only)]
+    if not chosen:
+        parser.error(f"--only {options.only}: no such contender among {', '.join(contenders)}")
+    records = {name: repeated(name, options.repeats, contenders[name]) for name in chosen}
     lines = [
         f"{options.model}, global batch {options.global_batch_size}, {machine()}",
         "",
@@ -194,6 +193,8 @@ def main(argv: list[str] | None = None) -> None:
     if options.output:
         with replacing(options.output) as path:
             path.write_text("\n".join(lines) + "\n")
+    if all(record["status"] != "measured" for runs in records.values() for record in runs):
+        parser.exit(1, "No contender could be measured.\n")
 
 
 if __name__ == "__main__":

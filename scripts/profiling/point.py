@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from scripts.common.devices import peak_tflops
 from scripts.common.files import read_json, write_json
 from scripts.common.settings import load_parameters
 from scripts.train.arguments import COMMON_ARGUMENTS, CPU_ARGUMENTS, PRECISIONS, flags
@@ -24,12 +25,6 @@ from scripts.train.layers.choice import choose
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP_STEPS = 3  # compilation, allocation, the optimizer's state
-PEAK_TFLOPS = {
-    "H100": 989.0,
-    "H200": 989.0,
-    "A100": 312.0,
-    "B200": 2250.0,
-}  # dense bf16, datasheets
 DEFAULTS = {
     "layers": "auto",
     "micro_batch_size": 1,
@@ -54,7 +49,7 @@ def step_arguments(parameters: dict, settings: dict, gpus: int, steps: int) -> l
         steps: training steps.
     """
     hparams = parameters["hparams"]
-    arguments = [
+    return [
         *COMMON_ARGUMENTS,
         *(CPU_ARGUMENTS if not gpus else ["--distributed-backend", "nccl", "--num-workers", "2"]),
         *choose(settings["layers"], gpus, fp8=settings["fp8"]).arguments,
@@ -79,10 +74,15 @@ def step_arguments(parameters: dict, settings: dict, gpus: int, steps: int) -> l
                 "use_distributed_optimizer": settings["optimizer_sharding"],
                 "overlap_grad_reduce": gpus > 1,
                 "overlap_param_gather": gpus > 1 and settings["optimizer_sharding"],
-                "attention_backend": settings["attention_backend"],
             }
         ),
+        *extra_arguments(settings),
     ]
+
+
+def extra_arguments(settings: dict) -> list[str]:
+    """Returns what a point's settings add to the arguments of training."""
+    arguments = flags({"attention_backend": settings["attention_backend"]})
     if settings["recompute"] == "full":
         arguments += ["--recompute-granularity", "full", "--recompute-method", "uniform"]
         arguments += ["--recompute-num-layers", "1"]
@@ -171,8 +171,7 @@ def machine() -> dict:
 
     versions = {"python": sys.version.split()[0], "torch": torch.__version__}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    peak = next((peak for name, peak in PEAK_TFLOPS.items() if name in device), None)
-    return {"device": device, "peak_tflops": peak, **versions}
+    return {"device": device, "peak_tflops": peak_tflops(device), **versions}
 
 
 def json_or_file(text: str) -> dict:

@@ -7,15 +7,15 @@ settings do not change what is computed: FP8 is measured, but it is a decision a
 """
 
 import argparse
+import shlex
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from scripts.common.files import read_json, replacing, write_json
-from scripts.profiling.point import DEFAULTS
+from scripts.profiling.point import DEFAULTS, extra_arguments
 from scripts.report.style import BLUE, FAINT, ORANGE, save
-
-RUNTIME_SETTINGS = ("layers", "micro_batch_size")  # what config.yaml's `runtime` takes over
+from scripts.train.arguments import SHARDED_OPTIMIZER_ARGUMENTS
 
 
 def title(point: dict) -> str:
@@ -61,8 +61,15 @@ def recommended(points: list[dict]) -> dict | None:
 
 def adoption(point: dict) -> str:
     """Returns the command that trains with a point's settings."""
-    runtime = ", ".join(f"{name}: {point['settings'][name]}" for name in RUNTIME_SETTINGS)
-    return f'snakemake train_all --config "runtime={{{runtime}}}"'
+    settings = point["settings"]
+    runtime = {name: settings[name] for name in ("layers", "micro_batch_size")}
+    arguments = extra_arguments(settings)
+    if settings["optimizer_sharding"]:
+        arguments += SHARDED_OPTIMIZER_ARGUMENTS
+    if arguments:
+        runtime["extra_arguments"] = shlex.join(arguments)
+    values = ", ".join(f"{name}: {value}" for name, value in runtime.items())
+    return f'snakemake train_all --config "runtime={{{values}}}"'
 
 
 def plot(points: list[dict], path: Path) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-PEAK_TFLOPS = {"H100": 989, "H200": 989, "GH200": 989, "B200": 2250, "A100": 312, "A800": 312}
+from scripts.common.devices import peak_tflops
 
 
 def read_records(path: Path) -> list[dict]:
@@ -129,9 +129,8 @@ class StepLog:
         """Returns the share of the device's bf16 peak, None for a device not in the table."""
         import torch
 
-        name = torch.cuda.get_device_name()
-        peaks = [peak for device, peak in PEAK_TFLOPS.items() if device in name]
-        return round(tflops / peaks[-1], 4) if peaks else None
+        peak = peak_tflops(torch.cuda.get_device_name())
+        return round(tflops / peak, 4) if peak else None
 
     def _memory(self) -> float | None:
         """Returns the most memory that this GPU's tensors have taken, in GB; None on a CPU."""

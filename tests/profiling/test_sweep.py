@@ -1,6 +1,7 @@
 """The sweep's points, table and recommendation."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,18 @@ def test_the_fastest_point_that_changes_no_result_is_recommended(tmp_path):
     assert "| fast, micro batch size 16 | out of memory |" in text
     assert "55.6%" in text
     assert "fp8" in (tmp_path / "out/sweep.svg").read_text()
+
+
+def test_the_command_to_adopt_a_point_has_all_of_its_settings():
+    settings = {"recompute": "full", "attention_backend": "flash", "optimizer_sharding": True}
+    *command, runtime = shlex.split(report.adoption(measured(1.0, micro_batch_size=2, **settings)))
+    assert command == ["snakemake", "train_all", "--config"]
+    adopted = yaml.safe_load(runtime.removeprefix("runtime="))
+    assert (adopted["layers"], adopted["micro_batch_size"]) == ("fast", 2)
+    arguments = shlex.split(adopted["extra_arguments"])
+    assert arguments[arguments.index("--recompute-granularity") + 1] == "full"
+    assert arguments[arguments.index("--attention-backend") + 1] == "flash"
+    assert "--use-distributed-optimizer" in arguments
 
 
 def test_a_sweep_of_which_nothing_was_measured_fails_with_the_reasons(tmp_path, capsys):

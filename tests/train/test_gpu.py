@@ -1,11 +1,13 @@
 """The launcher on GPUs: pytest -m gpu tests/train/test_gpu.py."""
 
+import shlex
 import time
 from dataclasses import replace
 
 import psutil
 import pytest
 
+from scripts.train.arguments import SHARDED_OPTIMIZER_ARGUMENTS
 from tests.train.small_run import ITERATIONS, SmallRun
 
 pytestmark = pytest.mark.gpu
@@ -31,7 +33,9 @@ def run(data, tmp_path):
     return result
 
 
-def test_a_stopped_training_resumes_and_ends_its_phases(run):
+@pytest.mark.parametrize("optimizer", [[], SHARDED_OPTIMIZER_ARGUMENTS], ids=["whole", "sharded"])
+def test_a_stopped_training_resumes_and_ends_its_phases(run, optimizer):
+    run.runtime["extra_arguments"] = shlex.join(optimizer)
     reached = run.stop_after(1)
     code, output = run.launch(1)
     assert code == 0, output
