@@ -109,6 +109,7 @@ def install() -> CudaCallsOnCpu:
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     torch.cuda.random.get_rng_state = answers["get_rng_state"]
+    torch.accelerator.is_available = lambda: False  # readers of data would pin memory for it
     torch.nn.Module.cuda = lambda module, *_: module
     torch.optim.Optimizer._accelerator_graph_capture_health_check = nothing
     # Megatron compiles functions as it is imported; a C++ compiler may not be there.

@@ -25,11 +25,14 @@ def read_plan() -> dict:
     return read_json(parser.parse_known_args()[0].plan)
 
 
-def hold_shared_lock(path: Path) -> int:
-    """Shows launchers, for as long as this process lives, that a rank of this run is alive."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
+def hold_shared_lock(path: Path) -> None:
+    """Shows launchers, for as long as this process lives, that a rank of this run is alive.
+
+    Readers of data, which it forks, give the lock up: they outlive a killed rank by seconds.
+    """
+    lock = path.open("a", encoding="utf-8")
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    os.register_at_fork(after_in_child=lock.close)
 
 
 def prepare_signals() -> None:

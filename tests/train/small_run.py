@@ -134,6 +134,19 @@ class SmallRun:
             assert process.poll() is None, process.stdout.read()
             time.sleep(0.02)
 
+    def kill(self, victim: str, process: subprocess.Popen) -> str:
+        """Kills a rank or a reader of data; returns what the launcher said until its end."""
+        family = [
+            child
+            for child in psutil.Process(process.pid).children(recursive=True)
+            if "scripts.train.pretrain" in child.cmdline()
+        ]
+        readers = [child for child in family if child.name() == "pt_data_worker"]  # torch's name
+        [*_, rank] = [child for child in family if child not in readers]
+        {"rank": rank, "reader": readers[0]}[victim].kill()
+        output, _ = process.communicate(timeout=300)
+        return output
+
     def stop_after(self, iteration: int, every_process: bool = False) -> int:
         """Trains phase 1 and stops it by SIGTERM; returns the iteration that it saved at last.
 

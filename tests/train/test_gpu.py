@@ -4,7 +4,6 @@ import shlex
 import time
 from dataclasses import replace
 
-import psutil
 import pytest
 
 from scripts.train.arguments import SHARDED_OPTIMIZER_ARGUMENTS
@@ -65,17 +64,16 @@ def test_other_numbers_of_gpus_go_on_with_the_same_losses(run, data, tmp_path):
     assert run.losses() == pytest.approx(whole.losses(), rel=0.02)
 
 
-@pytest.mark.parametrize("moment", ["step", "save"])
-def test_a_killed_rank_ends_the_launch_and_the_next_one_goes_on(run, moment):
+@pytest.mark.parametrize(
+    ("victim", "moment"), [("rank", "step"), ("rank", "save"), ("reader", "step")]
+)
+def test_a_killed_process_ends_the_launch_and_the_next_one_goes_on(run, victim, moment):
     process = run.start(1)
     run.wait_for_step(4, process)
     if moment == "save":
         while not (run.run.checkpoints / "iter_0000006").exists():
             time.sleep(0.001)
-    ranks = psutil.Process(process.pid).children(recursive=True)
-    [*_, last] = [rank for rank in ranks if "scripts.train.pretrain" in rank.cmdline()]
-    last.kill()
-    output, _ = process.communicate(timeout=300)
+    output = run.kill(victim, process)
     assert process.returncode == 1, output
     code, output = run.launch(1)
     assert code == 0, output
