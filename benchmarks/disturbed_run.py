@@ -72,6 +72,15 @@ class DisturbedRun:
             return launcher.children()[0] if launcher else None
         return None
 
+    def reader(self) -> psutil.Process | None:
+        """Returns the first process that reads data for the rank."""
+        with contextlib.suppress(psutil.Error):
+            rank = self.rank()
+            for process in rank.children() if rank else []:
+                if process.name() == "pt_data_worker":  # torch's name
+                    return process
+        return None
+
     def steps(self) -> list[dict]:
         """Returns all lines of the step log, also those of steps that were lost."""
         return read_lines(self.run.step_log)
@@ -179,10 +188,9 @@ class DisturbedRun:
             os.killpg(workflow.pid, signal.SIGHUP)
         self.wait_for_end(workflow)
 
-    def kill_rank(self, workflow: subprocess.Popen) -> None:
-        """kill -9 of the rank."""
-        self.hit(workflow, self.rank, signal.SIGKILL)
-        self.wait_for_end(workflow)
+    def kill(self, workflow: subprocess.Popen, find: Callable[[], psutil.Process | None]) -> None:
+        """kill -9 of a part of the training; the next start comes as soon as Snakemake is gone."""
+        self.hit(workflow, find, signal.SIGKILL)
 
     def kill_launcher(self, workflow: subprocess.Popen) -> None:
         """kill -9 of the launcher: the rank goes on, a second trainer must be refused."""
@@ -270,7 +278,8 @@ class DisturbedRun:
             "Ctrl-C three times": lambda w: self.ctrl_c(w, 3),
             "terminal closed": self.hang_up,
             "stop_training.py": self.stop_script,
-            "kill -9 rank": self.kill_rank,
+            "kill -9 rank": lambda w: self.kill(w, self.rank),
+            "kill -9 reader of data": lambda w: self.kill(w, self.reader),
             "kill -9 launcher": self.kill_launcher,
             "kill -9 snakemake": self.kill_snakemake,
         }
@@ -311,8 +320,12 @@ def start_workflow(folder: Path, name: str, phases: int, *arguments: str) -> sub
     command = [sys.executable, "-m", "snakemake", *arguments]
     command += ["--configfile", "profiles/smoke/config.yaml", "--config"]
     command += [f"train_name={name}", f"phases={phases}"]
-    runtime = f"{{checkpoint_interval: {CHECKPOINT_INTERVAL}, checkpoint_cleanup_seconds: 5}}"
-    command += [f"runtime={runtime}"]
+    runtime = {
+        "checkpoint_interval": CHECKPOINT_INTERVAL,
+        "checkpoint_cleanup_seconds": 5,
+        "extra_arguments": "--num-workers 1",  # a reader of data, as runs on GPUs have them
+    }
+    command += [f"runtime={json.dumps(runtime)}"]
     with (folder / f"{name}.snakemake.log").open("ab") as log:
         return subprocess.Popen(
             command,

@@ -23,6 +23,8 @@ def leaving_after_errors() -> Iterator[None]:
     """Prints an error that nothing caught, as Python does, and leaves."""
     try:
         yield
-    except Exception:
+    except SystemExit:
+        raise
+    except BaseException:  # torch's CheckpointException, of a save that failed, is no Exception
         sys.excepthook(*sys.exc_info())
         leave(1)

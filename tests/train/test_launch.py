@@ -5,6 +5,7 @@ import shlex
 import shutil
 import signal
 
+import psutil
 import pytest
 
 from scripts.common.files import read_json, write_json
@@ -187,6 +188,20 @@ def test_a_run_goes_on_bit_by_bit_after_a_process_was_killed(finished, data, tmp
     process = run.start(1)
     run.wait_for_step(4, process)
     output = run.kill(victim, process)
+    assert process.returncode == 1, output
+    code, output = run.launch(1)
+    assert code == 0, output
+    assert run.steps() == steps_of_phase_1(finished)
+
+
+def test_a_save_that_fails_ends_the_launch_and_the_next_one_goes_on(finished, data, tmp_path):
+    run = SmallRun(data, tmp_path)
+    run.runtime["extra_arguments"] = "--num-workers 1"  # readers, deaf to SIGTERM
+    process = run.start(1)
+    run.wait_for_step(4, process)
+    for child in psutil.Process(process.pid).children(recursive=True):
+        child.rlimit(psutil.RLIMIT_FSIZE, (100_000, 100_000))  # bytes, as if the disk were full
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 1, output
     code, output = run.launch(1)
     assert code == 0, output
