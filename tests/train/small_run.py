@@ -147,6 +147,13 @@ class SmallRun:
         output, _ = process.communicate(timeout=300)
         return output
 
+    def fill_disk(self, process: subprocess.Popen) -> str:
+        """Makes saves fail, as on a full disk; returns what the launcher said until its end."""
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.rlimit(psutil.RLIMIT_FSIZE, (100_000, 100_000))  # bytes: no checkpoint fits
+        output, _ = process.communicate(timeout=300)
+        return output
+
     def stop_after(self, iteration: int, every_process: bool = False) -> int:
         """Trains phase 1 and stops it by SIGTERM; returns the iteration that it saved at last.
 

@@ -80,6 +80,16 @@ def test_a_killed_process_ends_the_launch_and_the_next_one_goes_on(run, victim, 
     assert sorted(run.steps()) == list(range(1, ITERATIONS[0] + 1))
 
 
+def test_a_save_that_fails_ends_the_launch_and_the_next_one_goes_on(run):
+    process = run.start(1)
+    run.wait_for_step(4, process)
+    output = run.fill_disk(process)
+    assert process.returncode == 1, output
+    code, output = run.launch(1)
+    assert code == 0, output
+    assert sorted(run.steps()) == list(range(1, ITERATIONS[0] + 1))
+
+
 @pytest.mark.parametrize("layers", ["local", "transformer_engine"])
 def test_other_layers_go_on_with_the_same_run(run, layers):
     if layers == "transformer_engine":

@@ -5,7 +5,6 @@ import shlex
 import shutil
 import signal
 
-import psutil
 import pytest
 
 from scripts.common.files import read_json, write_json
@@ -199,9 +198,7 @@ def test_a_save_that_fails_ends_the_launch_and_the_next_one_goes_on(finished, da
     run.runtime["extra_arguments"] = "--num-workers 1"  # readers, deaf to SIGTERM
     process = run.start(1)
     run.wait_for_step(4, process)
-    for child in psutil.Process(process.pid).children(recursive=True):
-        child.rlimit(psutil.RLIMIT_FSIZE, (100_000, 100_000))  # bytes, as if the disk were full
-    output, _ = process.communicate(timeout=300)
+    output = run.fill_disk(process)
     assert process.returncode == 1, output
     code, output = run.launch(1)
     assert code == 0, output
