@@ -10,7 +10,8 @@ Tensors are streamed: memory holds one model in fp32 and one tensor of a checkpo
 qwen3_1p7b), however many checkpoints there are.
 
 --output is a folder like a run's: iter_XXXXXXX of the last iteration and a tracker. It evaluates
-and exports like any other; it has no optimiser's state (continue with Megatron's --finetune).
+and exports like any other; it has no optimiser's state (a run begins with it by Megatron's
+--pretrained-checkpoint).
 """
 
 import sys

@@ -5,7 +5,8 @@
 The reverse of export.py, on a CPU, with no process group. Weights keep their type, and an export of
 the result has them bit by bit. --output is a folder like a run's: `release/` with the weights, the
 tracker, and model.yaml, the settings that train this model (a folder of scripts/params needs them).
-Continue with Megatron's `--load OUTPUT --finetune`: there is no optimiser's state to go on from.
+Begin a run with it by Megatron's `--pretrained-checkpoint OUTPUT` (runtime.extra_arguments), which
+counts only while the run has no checkpoint of its own; the optimiser begins anew.
 
 A model that computes something else than plain Qwen3 is refused, with the features by name. With
 --model, one whose settings differ from that model.yaml is refused too. Memory: the model.
