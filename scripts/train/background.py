@@ -4,14 +4,16 @@ run_state/<train_name>.pid holds the process and its start time, so that a numbe
 has given to another process since is recognised. run_state/<train_name>.env says what was started.
 """
 
+import argparse
 import shlex
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 import psutil
-import yaml
 
 from scripts.common.files import replacing
+from scripts.common.settings import ROOT, SettingsError, merge, read_yaml
 from scripts.train.run import Run, RunError
 
 SAME_START_SECONDS = 2  # psutil computes start times from the boot time, which may be corrected
@@ -61,9 +63,34 @@ class Background:
         self.pid_file.unlink(missing_ok=True)
 
 
-def artifacts_folder(config_file: Path) -> Path:
-    """Returns the artifacts folder that a configuration names."""
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that say which run is meant."""
+    parser.add_argument("train_name")
+    parser.add_argument(
+        "--configfile",
+        "--config-file",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="settings beside those of config.yaml, as for snakemake",
+    )
+    parser.add_argument(
+        "--artifacts", type=Path, help="where the run's files are; default: the configuration's"
+    )
+
+
+def run_of(args: argparse.Namespace) -> Run:
+    """Returns the run that the arguments mean."""
+    folder = args.artifacts or artifacts_folder(ROOT / "config.yaml", *args.configfile)
+    return Run(args.train_name, folder.resolve())
+
+
+def artifacts_folder(*config_files: Path) -> Path:
+    """Returns the artifacts folder that configuration files name; what a later one says wins."""
     try:
-        return Path(yaml.safe_load(config_file.read_text(encoding="utf-8"))["paths"]["artifacts"])
-    except (OSError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise RunError(f"{config_file} does not name paths.artifacts: use --artifacts") from error
+        parts = [read_yaml(file) or {} for file in config_files]
+        return Path(reduce(merge, parts)["paths"]["artifacts"])
+    except (OSError, KeyError, TypeError, SettingsError) as error:
+        names = ", ".join(map(str, config_files))
+        raise RunError(f"paths.artifacts cannot be read from {names}: use --artifacts") from error

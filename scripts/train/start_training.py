@@ -3,10 +3,11 @@
     EXTRA_ARGS="--log-params-norm" python scripts/train/start_training.py kaiyuan2b \\
         --target train_phase3 -- --resources gpu=8
 
-runs `snakemake train_phase3 --config train_name=kaiyuan2b --resources gpu=8` in a session of its
-own. EXTRA_ARGS are appended to Megatron's arguments. The output goes to
-<artifacts>/logs/<train_name>.log; <artifacts>/run_state/<train_name>.pid names the process, and
-<train_name>.env beside it says how it was started. scripts/train/stop_training.py stops it.
+runs `snakemake train_phase3 --resources gpu=8 --config train_name=kaiyuan2b` in a session of its
+own; --configfile and --config are handed on, too. EXTRA_ARGS are appended to Megatron's arguments.
+The output goes to <artifacts>/logs/<train_name>.log; <artifacts>/run_state/<train_name>.pid names
+the process, and <train_name>.env beside it says how it was started. scripts/train/stop_training.py
+stops it.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from scripts.train.background import Background, artifacts_folder
+from scripts.train.background import Background, add_run, run_of
 from scripts.train.run import Run, RunError, is_locked
 
 
@@ -51,25 +52,31 @@ def start(run: Run, command: list[str]) -> Background:
     return background
 
 
+def workflow_command(args: argparse.Namespace, further: list[str]) -> list[str]:
+    """Returns Snakemake's command line: the user's settings, and the run's name beside them."""
+    files = ["--configfile", *map(str, args.configfile)] if args.configfile else []
+    settings = ["--config", *args.config, f"train_name={args.train_name}"]
+    return [sys.executable, "-m", "snakemake", args.target, *further, *files, *settings]
+
+
 def main(argv: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         epilog="Further arguments, also after --, are Snakemake's.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # --config is Snakemake's
+        allow_abbrev=False,  # further arguments are Snakemake's
     )
-    parser.add_argument("train_name")
+    add_run(parser)
     parser.add_argument("--target", default="train_all", help="default: train_all")
-    parser.add_argument("--config-file", type=Path, default=Path("config.yaml"))
-    parser.add_argument("--artifacts", type=Path, help="default: the configuration's")
-    args, further = parser.parse_known_args(argv)
-    further = [word for word in further if word != "--"]
-    command = ["snakemake", args.target, "--config", f"train_name={args.train_name}"]
+    parser.add_argument(
+        "--config", "-C", nargs="*", default=[], metavar="NAME=VALUE", help="single settings"
+    )
+    words = sys.argv[1:] if argv is None else argv
+    args, further = parser.parse_known_args([word for word in words if word != "--"])
     try:
-        folder = args.artifacts or artifacts_folder(args.config_file)
-        run = Run(args.train_name, folder.resolve())
-        background = start(run, [sys.executable, "-m", *command, *further])
+        run = run_of(args)
+        background = start(run, workflow_command(args, further))
     except RunError as error:
         sys.exit(f"start_training: {error}")
     print(f"run {run.name} is started; its log is {background.log}")

@@ -12,12 +12,11 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import psutil
 
 from scripts.common.files import replacing
-from scripts.train.background import Background, artifacts_folder
+from scripts.train.background import Background, add_run, run_of
 from scripts.train.checkpoints import tracked_iteration
 from scripts.train.run import Run, RunError, is_locked
 
@@ -81,14 +80,11 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("train_name")
-    parser.add_argument("--config-file", type=Path, default=Path("config.yaml"))
-    parser.add_argument("--artifacts", type=Path, help="default: the configuration's")
+    add_run(parser)
     args = parser.parse_args(argv)
     try:
         grace = float(os.environ.get("GRACE_SECONDS", "300"))
-        folder = args.artifacts or artifacts_folder(args.config_file)
-        run = Run(args.train_name, folder.resolve())
+        run = run_of(args)
         stop(run, grace)
     except RunError as error:
         sys.exit(f"stop_training: {error}")

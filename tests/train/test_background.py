@@ -7,7 +7,9 @@ import time
 
 import psutil
 import pytest
+from snakemake.cli import get_argument_parser, parse_config
 
+from scripts.train import start_training
 from scripts.train.background import Background, artifacts_folder
 from scripts.train.run import Run, RunError, is_locked, only_trainer
 from scripts.train.start_training import start
@@ -50,6 +52,24 @@ def test_a_start_leaves_pid_facts_and_log(run, monkeypatch):
     assert "TRAIN_NAME=mine\n" in facts
     assert "EXTRA_ARGS=--log-params-norm\n" in facts
     assert background.log.read_text() == "hello\n"
+
+
+@pytest.mark.parametrize("separator", [[], ["--"]])
+def test_the_users_settings_go_to_snakemake_beside_the_name(monkeypatch, tmp_path, separator):
+    settings = tmp_path / "mine.yaml"
+    settings.write_text(f"paths: {{artifacts: {tmp_path / 'here'}}}")
+    commands = []
+    monkeypatch.setattr(
+        start_training, "start", lambda run, command: commands.append(command) or Background(run)
+    )
+    words = ["--config", "phases=2", "model=cpu_smoke", "--configfile", str(settings)]
+    start_training.main(["mine", *separator, *words, "--resources", "gpu=8"])
+    [[_, _, program, *words]] = commands
+    parsed = get_argument_parser().parse_args(words)
+    assert (program, parsed.targets) == ("snakemake", ["train_all"])
+    assert parse_config(parsed.config) == {"phases": 2, "model": "cpu_smoke", "train_name": "mine"}
+    assert parsed.configfile == [settings]
+    assert parsed.resources == {"gpu": 8}
 
 
 def test_a_second_start_is_refused(run):
@@ -104,7 +124,10 @@ def test_two_launchers_exclude_each_other(run):
 
 
 def test_the_artifacts_folder_is_the_configurations(tmp_path):
-    (tmp_path / "config.yaml").write_text("paths: {artifacts: here}")
-    assert str(artifacts_folder(tmp_path / "config.yaml")) == "here"
+    files = [tmp_path / name for name in ("config.yaml", "mine.yaml")]
+    for file in files:
+        file.write_text(f"paths: {{artifacts: of_{file.stem}}}")
+    assert str(artifacts_folder(files[0])) == "of_config"
+    assert str(artifacts_folder(*files)) == "of_mine"
     with pytest.raises(RunError, match="use --artifacts"):
         artifacts_folder(tmp_path / "missing.yaml")
