@@ -3,11 +3,13 @@
     GRACE_SECONDS=600 python scripts/train/stop_training.py kaiyuan2b
 
 It waits until the run has stopped, in the background, in a terminal or on another node; it also
-stops ranks whose launcher is gone. After GRACE_SECONDS (default 300) the ranks are killed; what
-they have done since the last checkpoint is then done again.
+stops ranks whose launcher is gone. After GRACE_SECONDS, where it is given, else after the run's
+runtime.grace_seconds, the launcher kills the ranks; what they have done since the last checkpoint
+is then done again.
 """
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -24,8 +26,11 @@ POLL_SECONDS = 0.2
 LAUNCHER_MARGIN = 60  # seconds that the launcher has to kill the ranks itself
 
 
-def stop(run: Run, grace: float) -> None:
-    """Stops the run and returns when nothing of it is alive; raises RunError where that fails."""
+def stop(run: Run, grace: float | None = None) -> None:
+    """Stops the run and returns when nothing of it is alive; raises RunError where that fails.
+
+    The ranks have `grace` seconds; None leaves that to the launcher, which knows the setting.
+    """
     background = Background(run)
     workflow = background.process()
     if not (workflow or is_locked(run.launcher_lock) or is_locked(run.ranks_lock)):
@@ -34,10 +39,10 @@ def stop(run: Run, grace: float) -> None:
     if workflow:
         workflow.send_signal(signal.SIGTERM)  # Snakemake starts nothing more and waits for its jobs
     with replacing(run.stop_request) as partial:
-        partial.write_text(str(grace), encoding="ascii")
+        partial.write_text("" if grace is None else str(grace), encoding="ascii")
     try:
         stop_orphans(run)
-        wait_for_end(run, background, grace + LAUNCHER_MARGIN)
+        wait_for_end(run, background, math.inf if grace is None else grace + LAUNCHER_MARGIN)
     finally:
         run.stop_request.unlink(missing_ok=True)
     background.forget()
@@ -83,9 +88,9 @@ def main(argv: list[str] | None = None) -> None:
     add_run(parser)
     args = parser.parse_args(argv)
     try:
-        grace = float(os.environ.get("GRACE_SECONDS", "300"))
+        given = os.environ.get("GRACE_SECONDS")
         run = run_of(args)
-        stop(run, grace)
+        stop(run, float(given) if given else None)
     except RunError as error:
         sys.exit(f"stop_training: {error}")
     except ValueError:

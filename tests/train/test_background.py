@@ -9,22 +9,25 @@ import psutil
 import pytest
 from snakemake.cli import get_argument_parser, parse_config
 
-from scripts.train import start_training
+from scripts.train import start_training, stop_training
 from scripts.train.background import Background, artifacts_folder
 from scripts.train.run import Run, RunError, is_locked, only_trainer
 from scripts.train.start_training import start
 from scripts.train.stop_training import stop
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
-# Holds the launcher's lock until it is asked to stop, as the launcher does.
+# Holds the launcher's lock until it is asked to stop, as the launcher does; prints the ranks' time.
 LAUNCHER = """
 import sys, time
 from pathlib import Path
 from scripts.train.run import Run, only_trainer
+from scripts.train.supervise import StopRequest
 run = Run(sys.argv[1], Path(sys.argv[2]))
+request = StopRequest(run, grace_seconds=600)
 with only_trainer(run):
-    while not run.stop_request.exists():
+    while not request.reason:
         time.sleep(0.01)
+    print(request.grace)
 """
 
 
@@ -35,7 +38,9 @@ def run(tmp_path):
 
 def launcher(run):
     process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, run.name, str(run.artifacts)], env=os.environ
+        [sys.executable, "-c", LAUNCHER, run.name, str(run.artifacts)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     while not is_locked(run.launcher_lock):
         assert process.poll() is None
@@ -97,7 +102,7 @@ def test_a_stale_pid_file_does_not_keep_a_run_from_starting(run, content):
 def test_a_stop_ends_workflow_and_launcher_and_forgets_them(run):
     background = start(run, SLEEP)
     process = launcher(run)
-    stop(run, grace=10)
+    stop(run)
     assert process.wait(10) == 0
     assert background.process() is None
     assert not background.pid_file.exists()
@@ -106,7 +111,17 @@ def test_a_stop_ends_workflow_and_launcher_and_forgets_them(run):
 
 def test_stopping_what_does_not_run_says_so(run):
     with pytest.raises(RunError, match="is not being trained"):
-        stop(run, grace=1)
+        stop(run)
+
+
+@pytest.mark.parametrize(("variable", "seconds"), [("", 600), ("900", 900)])
+def test_the_ranks_have_the_runs_time_to_save_unless_the_environment_gives_another(
+    run, monkeypatch, variable, seconds
+):
+    monkeypatch.setenv("GRACE_SECONDS", variable)
+    process = launcher(run)
+    stop_training.main([run.name, "--artifacts", str(run.artifacts)])
+    assert float(process.communicate(timeout=10)[0]) == seconds
 
 
 def test_two_launchers_exclude_each_other(run):
