@@ -1,7 +1,8 @@
 """Exports a Megatron checkpoint as a Hugging Face model (Qwen3ForCausalLM in safetensors).
 
     python scripts/release/export.py --checkpoint RUN/iter_0000100 \\
-        --model scripts/params/qwen3_1p7b/model.yaml --tokenizer data/tokenizer --output MODEL_DIR
+        --model scripts/params/qwen3_1p7b/model.yaml --tokenizer data/tokenizer \\
+        --end-of-document '<|endoftext|>' --output MODEL_DIR
 
 Works on a CPU, with no process group, whatever the parallel sizes that the checkpoint was saved
 with. Tensors are streamed: memory holds one safetensors file (at most --max-shard-size) and the
