@@ -2,10 +2,11 @@
 
     pip install -e '.[evaluate]'
     python scripts/evaluate/benchmarks.py --export MODEL_DIR --output benchmarks.json \\
-        --tasks arc_easy arc_challenge hellaswag mmlu ceval-valid cmmlu gsm8k humaneval
+        --tasks arc_easy arc_challenge hellaswag mmlu ceval-valid cmmlu gsm8k
 
 Tasks are the harness's by name, or local ones: --include-path names a folder of its YAML files,
-whose data sets may be local files too, so that a machine without a network can evaluate.
+whose data sets may be local files too, so that a machine without a network can evaluate. A task
+that executes what the model writes, such as humaneval, is refused without --run-generated-code.
 
 The output holds each task's scores, the average of their main scores in per cent, and the averages
 that the authors of Kaiyuan-2B published for it and for its peers. Those are over a benchmark set
