@@ -9,7 +9,7 @@ import os
 import shlex
 import signal
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import batched
 from pathlib import Path
@@ -242,6 +242,15 @@ def wants_finished_shards():
     )
 
 
+@contextmanager
+def plainly():
+    """Ends Snakemake with an error's message alone; to those of input functions it adds a traceback."""
+    try:
+        yield
+    except (FileNotFoundError, ValueError, WorkflowError) as error:
+        sys.exit(str(error))
+
+
 def remove_links_to_nothing(files):
     """Removes what Snakemake cannot handle: it neither finds such a file nor takes it for missing."""
     links = [
@@ -257,14 +266,12 @@ def remove_links_to_nothing(files):
 
 
 @cache
+@plainly()
 def stale(phase):
     """The names of the shards to convert."""
     ignore_changed_input_lists()
     files = phase_files(phase)
-    try:
-        stale = files.stale_shards(configured_recipe(config))
-    except (FileNotFoundError, ValueError) as error:
-        raise WorkflowError(str(error))
+    stale = files.stale_shards(configured_recipe(config))
     say(conversion_in_words(files, stale))
     remove_links_to_nothing(file for shard in stale for file in files.files(shard))
     return stale.keys()
@@ -343,6 +350,14 @@ def listed_digest(wildcards):
     return listed.sha256 if listed else ""
 
 
+@plainly()
+def parquet_files(wildcards):
+    """The Parquet files of a phase."""
+    files = phase_files(wildcards.phase)
+    return [files.raw(shard) for shard in files.shards]
+
+
+@plainly()
 def missing_parquet(phase):
     """The Parquet files of a phase that are still to be downloaded."""
     if DROPS_PARQUET:
@@ -350,10 +365,7 @@ def missing_parquet(phase):
             "runtime.keep_parquet is false: Parquet files are dropped after conversion. "
             f"`snakemake converted_phase{phase}` downloads what it needs"
         )
-    try:
-        missing = phase_files(phase).missing_parquet()
-    except (FileNotFoundError, ValueError) as error:
-        raise WorkflowError(str(error))
+    missing = phase_files(phase).missing_parquet()
     workflow.dag.forcefiles.update(missing)  # a torn file is there and still missing
     return missing
 

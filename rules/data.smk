@@ -233,10 +233,7 @@ for _phase in PHASES:
 rule inspect:
     """Says what the Parquet files of a phase hold; fails where that is a problem."""
     input:
-        lambda wildcards: [
-            phase_files(wildcards.phase).raw(shard)
-            for shard in phase_files(wildcards.phase).shards
-        ],
+        parquet_files,
     output:
         touch(f"{INSPECTION}.passed"),  # what it found is no output: it has to survive a problem
     log:

@@ -133,8 +133,8 @@ class Phase:
         if not names:
             raise FileNotFoundError(
                 f"no Parquet files of phase {self.number}: neither in {self.raw_folder} nor listed "
-                f"in {table}; put the files there, or list them with "
-                f"`snakemake manifest_phase{self.number}`"
+                f"in {table}; put the files there, or download them: set recipe.source: hub, then "
+                "`snakemake manifest_all` lists them"
             )
         return dict.fromkeys(names)
 

@@ -55,10 +55,15 @@ def test_the_documented_commands_plan_on_a_machine_without_gpus(
     assert checkout.planned(*arguments)
 
 
-def test_a_phase_without_data_says_what_to_do(checkout: Checkout) -> None:
-    output = checkout.run("--dry-run", "converted_all", succeeds=False)
+@pytest.mark.parametrize(
+    "target", ["converted_all", "train_phase3", "inspect_all", "download_all", "all"]
+)
+def test_a_phase_without_data_says_what_to_do(checkout: Checkout, target: str) -> None:
+    output = checkout.run("--dry-run", target, succeeds=False)
     assert "no Parquet files of phase 1" in output
     assert "data/parquet/phase1" in output
+    assert "set recipe.source: hub" in output
+    assert "Traceback" not in output
 
 
 def test_the_number_of_phases_comes_from_the_configuration(checkout: Checkout) -> None:

@@ -208,4 +208,4 @@ def test_a_fresh_checkout_without_lists_says_so_in_a_sentence(checkout: Checkout
         "--dry-run", "converted_all", "--config", "recipe={source: hub}", succeeds=False
     )
     assert "no Parquet files of phase 1" in output
-    assert "snakemake manifest_phase1" in output
+    assert "`snakemake manifest_all` lists them" in output
