@@ -30,6 +30,7 @@ from scripts.profiling.sweep import load_profiling, points
 from scripts.report.hooks import message
 from scripts.report.notify import notify
 from scripts.report.pending import conversion_in_words, training_in_words
+from scripts.train.checkpoints import parameters
 from scripts.train.run import Run
 
 use_checkout(ROOT)

@@ -57,6 +57,12 @@ rule verify_export:
         f"{ARTIFACTS}/logs/{config['train_name']}/verify_export.log",
     conda:
         "../envs/python.yaml"
+    resources:
+        # Two models in fp32, 8 bytes a parameter, and their logits of a long text.
+        mem_mb=max(
+            config["cluster"]["memory_mb"],
+            14 * parameters(PARAMETERS["model"]) // 1_000_000,
+        ),
     params:
         tokenizer=tokenizer_folder,
     shell:

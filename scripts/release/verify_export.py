@@ -13,7 +13,7 @@ If the export has a narrower type than the checkpoint, Megatron's weights are ro
 the export is answerable for its arithmetic, not for the rounding that was asked for.
 
 Writes a verdict as JSON and exits with 1 if any check fails. Memory: two models in fp32 and two
-models' logits of one long text (about 24 GB in all for qwen3_1p7b).
+models' logits of one long text (about 22 GB in all for qwen3_1p7b).
 """
 
 import sys

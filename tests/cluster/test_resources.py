@@ -19,17 +19,36 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def resources(tmp_path_factory):
-    """The resources of the first job of each rule."""
+def checkout(tmp_path_factory):
+    """A checkout with those settings beside the smoke run's."""
     checkout = fresh_checkout(tmp_path_factory.mktemp("resources") / "checkout")
     (checkout.path / "test.yaml").write_text(yaml.safe_dump(SETTINGS))
+    return checkout
+
+
+def planned_resources(checkout, target, *settings):
+    """The resources of the first job of each rule."""
     files = ("--configfile", "profiles/smoke/config.yaml", "test.yaml")
-    output = checkout.run("--dry-run", *files, "--quiet", "host", "--", "train_phase1")
+    output = checkout.run("--dry-run", *files, *settings, "--quiet", "host", "--", target)
     found = re.findall(r"^rule (\w+):\n(?:    .*\n)*?    resources: (.*)$", output, re.MULTILINE)
     return {
         rule: dict(word.split("=", 1) for word in line.split(", ") if "=" in word)
         for rule, line in reversed(found)
     }
+
+
+@pytest.fixture(scope="module")
+def resources(checkout):
+    """The resources up to the training of phase 1."""
+    return planned_resources(checkout, "train_phase1")
+
+
+def test_verification_asks_for_the_memory_of_two_models(checkout):
+    whole = planned_resources(checkout, "export", "--config", "model=qwen3_1p7b")
+    assert 24_000 < int(whole["verify_export"]["mem_mb"]) < 32_000
+    assert whole["export_hf"]["mem_mb"] == "16000"
+    small = planned_resources(checkout, "export")
+    assert small["verify_export"]["mem_mb"] == "16000"
 
 
 def test_every_job_goes_where_the_settings_say(resources):
