@@ -1,10 +1,12 @@
 """What jobs would ask Slurm for, as a dry run says it."""
 
 import re
+import shlex
 
 import pytest
 import yaml
 
+from scripts.common.settings import ROOT
 from tests.workflow.conftest import fresh_checkout
 
 SETTINGS = {
@@ -68,3 +70,10 @@ def test_training_is_one_job_of_all_nodes(resources):
     options = train["slurm_extra"].split()
     assert options == ["--signal=TERM@300", "--ntasks-per-node=1", "--gpus-per-node=8"]
     assert "--nodes=4 --ntasks=4 --ntasks-per-node=1" in train["on_each_node"]
+
+
+def test_the_command_of_the_cluster_page_prints_how_training_is_launched(checkout):
+    page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
+    [command] = re.findall(r"`snakemake (-n --printshellcmds [^`]*)`", page)
+    output = checkout.run("--configfile", "profiles/smoke/config.yaml", *shlex.split(command))
+    assert "python -m scripts.train.launch --phase 1 --train-name smoke" in output
