@@ -47,6 +47,16 @@ def test_the_chinese_page_has_the_same_commands() -> None:
     assert commands("README.zh.md") == commands("README.md")
 
 
+def test_the_chinese_page_has_the_same_sections_and_rows() -> None:
+    shapes = []
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        rows = re.findall(r"^\| (.*?) \|", text, flags=re.MULTILINE)
+        names = [re.findall(r"`([^`]+)`|\]\((.*?)\)", row) for row in rows]
+        shapes.append((len(re.findall(r"^## ", text, flags=re.MULTILINE)), names))
+    assert shapes[1] == shapes[0]
+
+
 @pytest.mark.parametrize("arguments", of_program("make"), ids=" ".join)
 def test_make_knows_the_target(arguments: list[str]) -> None:
     subprocess.run(["make", "--dry-run", *arguments], cwd=ROOT, check=True, capture_output=True)
