@@ -159,7 +159,7 @@ def say(line):
 
 
 def tune_scheduler():
-    """Takes the fast scheduler where no profile did: the default falls to one job a second at 20,000."""
+    """Takes the fast scheduler where no profile did: the default one slows down with many jobs."""
     scheduler = workflow.scheduler
     if not scheduler.subsample:
         scheduler.subsample = 200

@@ -34,7 +34,7 @@ def page() -> str:
     """Returns the text of the page."""
     config = read_yaml(ROOT / "config.yaml")
     sections = [HEAD, section("config.yaml", ROOT / "rules" / "config.schema.yaml", config)]
-    for name in PARAMETER_FILES:
+    for name in (*PARAMETER_FILES, "profiling"):
         values = read_yaml(PARAMETERS / MODEL / f"{name}.yaml")
         title = f"scripts/params/&lt;model&gt;/{name}.yaml"
         sections.append(section(title, PARAMETERS / f"{name}.schema.yaml", values))
@@ -86,6 +86,9 @@ def allowed(part: dict[str, Any]) -> str:
             else allowed(option)
             for option in part["oneOf"]
         )
+    items = part.get("items", {})
+    if items and items.get("type") not in KINDS:
+        return f"list of {allowed(items)}"
     kinds = part.get("type", "")
     kind = " or ".join(kinds) if isinstance(kinds, list) else KINDS.get(kinds, kinds)
     limits = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}

@@ -2,17 +2,19 @@
 
 import pytest
 
-from scripts.common.settings import PARAMETER_FILES, PARAMETERS, ROOT, read_yaml
+from scripts.common.settings import PARAMETERS, ROOT, read_yaml
 from scripts.report.configuration import PAGE, page
 
-SCHEMAS = [
-    ROOT / "rules" / "config.schema.yaml",
-    *(PARAMETERS / f"{name}.schema.yaml" for name in PARAMETER_FILES),
-]
+SCHEMAS = [ROOT / "rules" / "config.schema.yaml", *PARAMETERS.glob("*.schema.yaml")]
 
 
 def test_the_page_is_current():
     assert PAGE.read_text(encoding="utf-8") == page(), "run `make docs`"
+
+
+@pytest.mark.parametrize("file", SCHEMAS, ids=lambda file: file.name)
+def test_every_schema_has_its_section(file):
+    assert f"{file.name.split('.')[0]}.yaml\n" in PAGE.read_text(encoding="utf-8")
 
 
 def undescribed(schema, path=""):
