@@ -189,7 +189,7 @@ def test_a_lost_or_damaged_memory_changes_nothing(phase, recipe):
 
 
 def test_a_phase_without_files_says_what_to_do(tmp_path):
-    with pytest.raises(FileNotFoundError, match="snakemake manifest_phase3"):
+    with pytest.raises(FileNotFoundError, match="snakemake manifest_all"):
         _ = Phase(3, str(tmp_path), str(tmp_path)).shards
 
 
