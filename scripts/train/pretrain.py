@@ -30,7 +30,7 @@ def hold_shared_lock(path: Path) -> None:
 
     Readers of data, which it forks, give the lock up: they outlive a killed rank by seconds.
     """
-    lock = path.open("a", encoding="utf-8")
+    lock = path.open("a+", encoding="utf-8")  # NFSv4 gives a shared lock to who may read alone
     fcntl.flock(lock, fcntl.LOCK_SH)
     os.register_at_fork(after_in_child=lock.close)
 
