@@ -1,9 +1,9 @@
 """The processes that write checkpoints while the ranks train on: Megatron's, made safe and quick.
 
 Each rank hands its part of a checkpoint to a writer process of its own. What is added here: a
-writer is deaf to SIGTERM and ends with its rank, however that ends; and it records the SHA-256 of
-the files it wrote. Megatron has the first rank read the whole checkpoint again for that, on one
-thread, while all ranks wait.
+writer is deaf to SIGTERM and ends with its rank, however that ends, and the rank with its writer,
+for which it would wait for ever; and a writer records the SHA-256 of the files it wrote. Megatron
+has the first rank read the whole checkpoint again for that, on one thread, while all ranks wait.
 
 scripts/train/loop.py calls `install`, and `start_fork_server` where saves are asynchronous, before
 Megatron starts the writers.
@@ -13,10 +13,12 @@ import atexit
 import functools
 import multiprocessing
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 from multiprocessing.managers import SyncManager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +31,22 @@ from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSys
 from scripts.common.files import sha256, write_json
 from scripts.train.checkpoints import HASHING_THREADS, INTEGRITY
 from scripts.train.helper_process import follow_rank
+from scripts.train.leaving import leave_because
 
 DIGEST_SUFFIX = ".sha256"
+start_writer = PersistentAsyncCaller._get_process
 serve_requests = PersistentAsyncCaller.async_loop
 write_files = FileSystemWriterAsync.write_preloaded_data_multithread
 
 
-def install() -> None:
-    """Replaces Megatron's writer process, its write and its digests in this process."""
+def install(failure: Path) -> None:
+    """Replaces Megatron's writer process, its write and its digests in this process.
+
+    `failure` is the file that tells the launcher why the rank ended by itself.
+    """
+    PersistentAsyncCaller._get_process = staticmethod(functools.partial(watched_writer, failure))
     PersistentAsyncCaller.async_loop = staticmethod(run_writer)
+    PersistentAsyncCaller.close = lambda *_, **__: end_writer()
     FileSystemWriterAsync.write_preloaded_data_multithread = staticmethod(write_with_digests)
     filesystem_async.get_write_results_queue = results_queue
     serialization.save_integrity_manifest = write_integrity
@@ -61,17 +70,37 @@ def run_writer(*arguments: Any) -> None:
     serve_requests(*arguments)
 
 
+def watched_writer(failure: Path, *arguments: Any, **options: Any) -> BaseProcess:
+    """Returns this rank's writer; one that is started now has a thread that watches over it."""
+    before = PersistentAsyncCaller._persistent_process
+    writer = start_writer(*arguments, **options)
+    if before is None:
+        threading.Thread(target=leave_with_writer, args=(writer, failure), daemon=True).start()
+    return writer
+
+
+def leave_with_writer(writer: BaseProcess, failure: Path) -> None:
+    """Waits for a writer's end; ends this rank, which may wait for it, if that was no plan."""
+    connection.wait([writer.sentinel])
+    if PersistentAsyncCaller._persistent_process is writer:
+        leave_because(
+            failure,
+            {
+                "message": f"the process that writes checkpoints ended with exit code "
+                f"{writer.exitcode} (-9: killed, as for lack of host memory, of which it needs a "
+                "checkpoint's size); make room or set runtime.async_save to false, and run again "
+                "to go on from the last checkpoint",
+                "exit_code": 1,
+            },
+        )
+
+
 def end_writer() -> None:
-    """Ends the writer that a rank still has at its exit, where Python would send a SIGTERM."""
-    process = PersistentAsyncCaller._persistent_process
-    if process is not None:
-        process.kill()
-
-
-def writer_exit_code() -> int | None:
-    """Returns how this rank's writer ended; None where it lives or there is none."""
-    process = PersistentAsyncCaller._persistent_process
-    return None if process is None else process.exitcode
+    """Ends this rank's writer when all is written; Python would send a SIGTERM at the exit."""
+    writer = PersistentAsyncCaller._persistent_process
+    PersistentAsyncCaller._persistent_process = None  # tells `leave_with_writer` that it was a plan
+    if writer is not None:
+        writer.kill()
 
 
 def results_queue(mp_mode: str = "spawn") -> Any:

@@ -8,14 +8,28 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
+
+from scripts.common.files import write_json
 
 
 def leave(code: int) -> NoReturn:
     """Ends this process; its helpers see that and end as well."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # on a full disk, too
+        os._exit(code)
+
+
+def leave_because(failure: Path, record: dict[str, Any]) -> NoReturn:
+    """Says why this rank ends, in the log and, by `failure`, to the launcher; leaves."""
+    try:
+        print(record["message"], file=sys.stderr)
+        write_json(failure, record)
+    finally:
+        leave(record["exit_code"])
 
 
 @contextmanager

@@ -260,7 +260,6 @@ def add_saves(plan: dict) -> None:
 
     @functools.wraps(decide_exit)
     def save_when_due(*args: Any) -> bool:
-        check_writer()
         megatron, iteration = get_args(), args[3]
         interval = megatron.save_interval
         due = iteration in plan["keep"] or is_save_due(last_save, plan["checkpoint_minutes"])
@@ -278,21 +277,9 @@ def add_saves(plan: dict) -> None:
         save(*args, **kwargs)
         last_save = time.monotonic()
 
-    checkpoint_writer.install()
+    checkpoint_writer.install(Path(plan["failure"]))
     training.checkpoint_and_decide_exit = save_when_due
     training.save_checkpoint_and_time = save_with_room
-
-
-def check_writer() -> None:
-    """Raises TrainingError where the process that writes this rank's checkpoints has ended."""
-    code = checkpoint_writer.writer_exit_code()
-    if code is not None:
-        raise TrainingError(
-            f"the process that writes checkpoints ended with exit code {code} (-9: killed, as for "
-            "lack of host memory, of which it needs a checkpoint's size); make room or set "
-            "runtime.async_save to false, and run again to go on from the last checkpoint",
-            exit_code=1,
-        )
 
 
 def is_save_due(last_save: float, minutes: float) -> bool:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from scripts.common.files import read_json, write_json
-from scripts.train.leaving import leave, leaving_after_errors
+from scripts.train.leaving import leave, leave_because, leaving_after_errors
 
 
 def read_plan() -> dict:
@@ -64,9 +64,7 @@ def train(plan: dict) -> None:
     try:
         loop.run(plan)
     except loop.TrainingError as failure:
-        write_json(Path(plan["failure"]), failure.record)
-        print(failure, file=sys.stderr)
-        leave(failure.record["exit_code"])
+        leave_because(Path(plan["failure"]), failure.record)
     except SystemExit as exit_:
         if exit_.code:  # Megatron's 16 and 17, which torchrun would turn into 1
             write_json(Path(plan["failure"]), {"exit_code": exit_.code})

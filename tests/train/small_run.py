@@ -147,6 +147,12 @@ class SmallRun:
         output, _ = process.communicate(timeout=300)
         return output
 
+    def writer(self, process: subprocess.Popen) -> psutil.Process:
+        """Returns the process that writes a rank's checkpoints: the fork server's child."""
+        helpers = psutil.Process(process.pid).children(recursive=True)
+        [*_, writer] = [each for each in helpers if "forkserver" in " ".join(each.cmdline())]
+        return writer
+
     def fill_disk(self, process: subprocess.Popen) -> str:
         """Makes saves fail, as on a full disk; returns what the launcher said until its end."""
         for child in psutil.Process(process.pid).children(recursive=True):

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import time
 
 import psutil
 import pytest
@@ -38,6 +39,22 @@ def test_stops_and_kills_during_asynchronous_saves_change_nothing(finished, run)
     assert run.steps() == {i: s for i, s in finished.steps().items() if i <= ITERATIONS[0]}
     for iteration in checkpoints.iterations_on_disk(run.run.checkpoints):
         assert checkpoints.defect(checkpoints.folder_of(run.run.checkpoints, iteration)) is None
+
+
+def test_a_writer_killed_while_its_rank_waits_ends_the_launch_and_the_next_goes_on(finished, run):
+    process = run.start(1)
+    run.wait_for_step(4, process)
+    writer = run.writer(process)
+    writer.suspend()
+    run.wait_for_step(6, process)
+    time.sleep(1)  # by now the rank waits for its writer
+    writer.kill()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "the process that writes checkpoints ended with exit code -9" in output
+    code, output = run.launch(1)
+    assert code == 0, output
+    assert run.steps() == {i: s for i, s in finished.steps().items() if i <= ITERATIONS[0]}
 
 
 def test_digests_are_those_that_megatron_would_record(tmp_path):
