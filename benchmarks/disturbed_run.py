@@ -230,10 +230,13 @@ class DisturbedRun:
     # Damage that is found at the next start
 
     def damage(self, kind: str) -> bool:
-        """Breaks the tracker or the newest checkpoint; says whether there was anything to break."""
+        """Breaks the tracker or the newest checkpoint; says whether there was anything to break.
+
+        The last whole checkpoint is left alone: a run without one asks people what to do.
+        """
         tracker = self.run.checkpoints / TRACKER
         newest = max(iterations_on_disk(self.run.checkpoints), default=0)
-        if newest == 0 or (kind == "corrupted file" and not self.is_breakable(newest)):
+        if len(whole(self.run)) < 2 or (kind == "corrupted file" and not self.is_breakable(newest)):
             return False
         if kind == "corrupted file":
             flip_a_byte(folder_of(self.run.checkpoints, newest), self.random)

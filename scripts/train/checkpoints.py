@@ -6,6 +6,7 @@ checkpoint counts only if the digests of its files (integrity.json, written last
 tracker is made to name the newest one that counts.
 """
 
+import os
 import re
 import shutil
 from collections.abc import Collection
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.common.files import read_json, replacing, sha256
+from scripts.train.run import RunError
 
 TRACKER = "latest_checkpointed_iteration.txt"
 INTEGRITY = "integrity.json"
@@ -69,42 +71,93 @@ class Recovery:
 
 
 def recover(checkpoints: Path) -> Recovery:
-    """Finds the newest whole checkpoint, sets broken newer ones aside and corrects the tracker."""
+    """Finds the newest whole checkpoint, sets broken newer ones aside and corrects the tracker.
+
+    Raises RunError, and changes nothing, where more is broken than a crash explains.
+    """
+    newest, broken = newest_whole(checkpoints)
+    refuse_great_loss(checkpoints, newest, broken)
     messages = []
-    tracked = tracked_iteration(checkpoints)
-    newest = 0
-    for iteration in reversed(iterations_on_disk(checkpoints)):
-        folder = folder_of(checkpoints, iteration)
-        problem = defect(folder)
-        if problem is None:
-            newest = iteration
-            break
+    for folder, problem in broken.items():
         messages.append(f"checkpoint {folder.name} is set aside: {problem}")
         set_aside(folder)
-    if tracked != newest and (newest or (checkpoints / TRACKER).exists()):
+    tracked = tracked_iteration(checkpoints)
+    if tracked != newest and newest:
         said = "is missing or unreadable" if tracked is None else f"named iteration {tracked}"
-        messages.append(f"the tracker {said}; it now names {newest or 'none'}")
+        messages.append(f"the tracker {said}; it now names {newest}")
         write_tracker(checkpoints, newest)
     return Recovery(newest, messages)
 
 
-def set_aside(folder: Path) -> Path:
-    """Renames a broken checkpoint so that nobody loads or counts it; returns its new path.
+def newest_whole(checkpoints: Path) -> tuple[int, dict[Path, str]]:
+    """Returns the iteration of the newest whole checkpoint (0: none) and what newer ones lack."""
+    broken = {}
+    for iteration in reversed(iterations_on_disk(checkpoints)):
+        folder = folder_of(checkpoints, iteration)
+        problem = defect(folder) and defect_on_disk(folder)
+        if problem is None:
+            return iteration, broken
+        broken[folder] = problem
+    return 0, broken
 
-    Only the latest broken one is kept: repeated crashes must not fill the disk.
+
+def defect_on_disk(folder: Path) -> str | None:
+    """Returns what `defect` does, from the disk: what memory holds of a file may be wrong."""
+    for path in filter(Path.is_file, folder.iterdir()):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return defect(folder)
+
+
+def refuse_great_loss(checkpoints: Path, newest: int, broken: dict[Path, str]) -> None:
+    """Raises RunError where a run would lose more than one checkpoint that had been complete.
+
+    Saves that did not end are what a crash leaves. Several damaged checkpoints point to the disk.
+    """
+    damaged = [f"{folder.name}: {broken[folder]}" for folder in broken if had_ended(folder)]
+    listed = "\n  ".join(["", *damaged, ""])
+    if newest and len(damaged) > 1:
+        raise RunError(
+            f"{len(damaged)} checkpoints of {checkpoints} are damaged, nothing was changed:{listed}"
+            "Look at the disk and run again when it is sound. If they are lost, delete or rename "
+            f"these folders to go on from iteration {newest}"
+        )
+    if not newest and has_saved(checkpoints):
+        raise RunError(
+            f"the run has saved, but {checkpoints} has no whole checkpoint, nothing was changed:"
+            f"{listed}Look at the disk and run again when it is sound, or put a checkpoint back. "
+            f"If all are lost, delete {checkpoints} to begin again at iteration 0"
+        )
+
+
+def had_ended(folder: Path) -> bool:
+    """Says whether the save of a checkpoint came to its end, whatever has become of it since."""
+    return (folder / INTEGRITY).exists()
+
+
+def has_saved(checkpoints: Path) -> bool:
+    """Says whether any checkpoint of a run was ever complete."""
+    folders = (*checkpoints.glob("iter_*"), *checkpoints.glob("broken_iter_*"))
+    return (checkpoints / TRACKER).exists() or any(map(had_ended, folders))
+
+
+def set_aside(folder: Path) -> None:
+    """Renames a broken checkpoint so that nobody loads or counts it.
+
+    Of saves that did not end only the latest is kept: repeated crashes must not fill the disk.
     """
     for older in folder.parent.glob("broken_iter_*"):
-        shutil.rmtree(older)
-    return folder.rename(folder.with_name(f"broken_{folder.name}"))
+        if not had_ended(older):
+            shutil.rmtree(older)
+    aside = folder.with_name(f"broken_{folder.name}")
+    while aside.exists():  # it was damaged, trained again, and is damaged again
+        aside = aside.with_name(f"{aside.name}_again")
+    folder.rename(aside)
 
 
 def write_tracker(checkpoints: Path, iteration: int) -> None:
-    """Makes the tracker name an iteration; removes it for iteration 0."""
-    tracker = checkpoints / TRACKER
-    if iteration == 0:
-        tracker.unlink(missing_ok=True)
-        return
-    with replacing(tracker) as partial:
+    """Makes the tracker name an iteration."""
+    with replacing(checkpoints / TRACKER) as partial:
         partial.write_text(str(iteration), encoding="ascii")
 
 
@@ -122,7 +175,7 @@ def prune(checkpoints: Path, keep_recent: int, keep: Collection[int]) -> list[in
     whole = [
         iteration
         for iteration in iterations_on_disk(checkpoints)
-        if iteration <= tracked and (folder_of(checkpoints, iteration) / INTEGRITY).exists()
+        if iteration <= tracked and had_ended(folder_of(checkpoints, iteration))
     ]
     removed = [iteration for iteration in whole[:-keep_recent] if iteration not in keep]
     for iteration in removed:
@@ -146,7 +199,7 @@ def checkpoint_bytes(checkpoints: Path, model: dict, precision: str) -> int:
     whole = [
         folder_of(checkpoints, iteration)
         for iteration in iterations_on_disk(checkpoints)
-        if (folder_of(checkpoints, iteration) / INTEGRITY).exists()
+        if had_ended(folder_of(checkpoints, iteration))
     ]
     if whole:
         return sum(path.stat().st_size for path in whole[-1].iterdir())

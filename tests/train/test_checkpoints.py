@@ -7,6 +7,7 @@ import pytest
 
 from scripts.train import checkpoints
 from scripts.train.checkpoints import TRACKER, folder_of, prune, recover, tracked_iteration
+from scripts.train.run import RunError
 
 
 @pytest.fixture
@@ -84,21 +85,85 @@ def test_a_broken_newest_checkpoint_is_set_aside_and_the_one_before_used(folder,
     assert "iter_0000020 is set aside" in recovery.messages[0]
 
 
-def test_all_checkpoints_broken_begins_at_zero_and_says_so(folder):
+def damage(folder, *iterations):
+    for iteration in iterations:
+        (folder_of(folder, iteration) / "__0_0.distcp").write_bytes(b"spoilt")
+
+
+def interrupt(folder, *iterations):
+    for iteration in iterations:
+        (folder_of(folder, iteration) / "integrity.json").unlink()
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def test_damage_that_a_second_reading_does_not_find_changes_nothing(folder, monkeypatch):
+    checkpoint_folder = folder(10, 20, tracker=20)
+    wrong = iter(["wrong"])
+    sha256 = checkpoints.sha256
+    monkeypatch.setattr(checkpoints, "sha256", lambda path: next(wrong, None) or sha256(path))
+    assert recover(checkpoint_folder) == checkpoints.Recovery(20, [])
+    assert names(checkpoint_folder) == {"iter_0000010", "iter_0000020", TRACKER}
+
+
+def test_several_damaged_checkpoints_are_named_and_left_as_they_are(folder):
+    checkpoint_folder = folder(10, 20, 30, 40, tracker=30)
+    damage(checkpoint_folder, 20, 30)
+    interrupt(checkpoint_folder, 40)
+    before = names(checkpoint_folder)
+    with pytest.raises(RunError) as error:
+        recover(checkpoint_folder)
+    assert "2 checkpoints of" in str(error.value)
+    assert "\n  iter_0000030: __0_0.distcp is damaged" in str(error.value)
+    assert "\n  iter_0000020: __0_0.distcp is damaged" in str(error.value)
+    assert "delete or rename these folders to go on from iteration 10" in str(error.value)
+    assert names(checkpoint_folder) == before
+    assert tracked_iteration(checkpoint_folder) == 30
+
+
+@pytest.mark.parametrize("left", ["damaged", "tracker", "set aside"])
+def test_a_run_that_has_saved_never_begins_at_zero_by_itself(folder, left):
     checkpoint_folder = folder(10, tracker=10)
-    (folder_of(checkpoint_folder, 10) / "common.pt").unlink()
-    recovery = recover(checkpoint_folder)
-    assert recovery.iteration == 0
-    assert not (checkpoint_folder / TRACKER).exists()
-    assert len(recovery.messages) == 2
+    if left == "damaged":
+        damage(checkpoint_folder, 10)
+    elif left == "tracker":
+        interrupt(checkpoint_folder, 10)
+    else:
+        folder_of(checkpoint_folder, 10).rename(checkpoint_folder / "broken_iter_0000010")
+        (checkpoint_folder / TRACKER).unlink()
+    before = names(checkpoint_folder)
+    with pytest.raises(RunError, match=f"delete {checkpoint_folder} to begin again") as error:
+        recover(checkpoint_folder)
+    assert ("iter_0000010: __0_0.distcp is damaged" in str(error.value)) == (left == "damaged")
+    assert names(checkpoint_folder) == before
 
 
-def test_only_one_broken_checkpoint_takes_room(folder):
-    checkpoint_folder = folder(10, 20, 30, tracker=30)
-    for iteration in (20, 30):
-        (folder_of(checkpoint_folder, iteration) / "common.pt").unlink()
+def test_a_run_whose_first_saves_were_cut_short_begins_at_zero(folder):
+    checkpoint_folder = folder(10, 20)
+    interrupt(checkpoint_folder, 10, 20)
+    assert recover(checkpoint_folder).iteration == 0
+    assert recover(checkpoint_folder) == checkpoints.Recovery(0, [])
+
+
+def test_only_one_save_that_did_not_end_takes_room(folder):
+    checkpoint_folder = folder(10, 20, 30, tracker=10)
+    interrupt(checkpoint_folder, 20, 30)
     recover(checkpoint_folder)
     assert [path.name for path in checkpoint_folder.glob("broken_*")] == ["broken_iter_0000020"]
+
+
+def test_damaged_checkpoints_are_kept_for_people_to_look_at(folder):
+    checkpoint_folder = folder(10, 20, tracker=20)
+    for _ in range(2):  # trained again, and damaged again
+        damage(checkpoint_folder, 20)
+        recover(checkpoint_folder)
+        save(checkpoint_folder, 20)
+    interrupt(checkpoint_folder, 20)
+    recover(checkpoint_folder)
+    aside = [path.parent.name for path in checkpoint_folder.glob("broken_*/integrity.json")]
+    assert sorted(aside) == ["broken_iter_0000020", "broken_iter_0000020_again"]
 
 
 def test_the_newest_ones_stay_and_older_ones_go(folder):
