@@ -164,9 +164,9 @@ def write_tracker(checkpoints: Path, iteration: int) -> None:
 def prune(checkpoints: Path, keep_recent: int, keep: Collection[int]) -> list[int]:
     """Removes old checkpoints and returns their iterations; safe while training saves.
 
-    Kept are the `keep_recent` newest ones up to the tracker's (0 keeps all), the iterations in
-    `keep`, and everything newer than the tracker's: that may be one that is being written. Only
-    folders of whole checkpoints are touched.
+    Kept are the `keep_recent` newest ones up to the tracker's (0 keeps all; at least one), the
+    iterations in `keep`, and everything newer than the tracker's: that may be one that is being
+    written. Only folders of whole checkpoints are touched.
     """
     finish_removals(checkpoints)
     tracked = tracked_iteration(checkpoints)
@@ -177,7 +177,7 @@ def prune(checkpoints: Path, keep_recent: int, keep: Collection[int]) -> list[in
         for iteration in iterations_on_disk(checkpoints)
         if iteration <= tracked and had_ended(folder_of(checkpoints, iteration))
     ]
-    removed = [iteration for iteration in whole[:-keep_recent] if iteration not in keep]
+    removed = [iteration for iteration in whole[: -max(keep_recent, 1)] if iteration not in keep]
     for iteration in removed:
         folder = folder_of(checkpoints, iteration)
         folder.rename(folder.with_name(f"removed_{folder.name}"))

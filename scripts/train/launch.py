@@ -15,6 +15,7 @@ complete; 75 stopped, run again to go on; 17 a loss that is not a number; 1 any 
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -40,8 +41,8 @@ STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, try again
 RESTART = 16  # Megatron's rerun state machine: restart me
 RESTART_SECONDS = 10
 ENVIRONMENT = {
-    "CHECKPOINT_KEEP_RECENT": "checkpoint_keep_recent",
-    "CHECKPOINT_CLEANUP_INTERVAL_SECONDS": "checkpoint_cleanup_seconds",
+    "CHECKPOINT_KEEP_RECENT": ("checkpoint_keep_recent", int),
+    "CHECKPOINT_CLEANUP_INTERVAL_SECONDS": ("checkpoint_cleanup_seconds", float),
 }
 
 StartRanks = Callable[[list[str]], Ranks]
@@ -227,13 +228,23 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def from_environment() -> dict:
+def from_environment() -> dict[str, float]:
     """Returns the runtime settings that variables of the environment override."""
-    given = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    try:
-        return {ENVIRONMENT[name]: float(value) for name, value in given.items()}
-    except ValueError as error:
-        raise RunError(f"{', '.join(given)}: {error}") from error
+    settings = {}
+    for name, (setting, number) in ENVIRONMENT.items():
+        text = os.environ.get(name)
+        if text is None:
+            continue
+        try:
+            settings[setting] = number(text)
+        except ValueError:
+            settings[setting] = math.nan
+        if not 0 <= settings[setting] < math.inf:
+            kind = "whole number" if number is int else "number"
+            raise RunError(
+                f"{name} of the environment is {text!r}: give a {kind} from 0, or unset it"
+            )
+    return settings
 
 
 def check_gpus(given: int | None, needed: int) -> None:

@@ -181,6 +181,12 @@ def test_zero_keeps_all(folder):
     assert prune(folder(10, 20, 30, tracker=30), 0, keep=set()) == []
 
 
+def test_the_newest_one_stays_whatever_is_asked_for(folder):
+    checkpoint_folder = folder(10, 20, 30, tracker=30)
+    prune(checkpoint_folder, -5, keep=set())
+    assert checkpoints.iterations_on_disk(checkpoint_folder) == [30]
+
+
 def test_what_is_newer_than_the_tracker_may_be_in_writing_and_stays(folder):
     checkpoint_folder = folder(10, 20, 30, tracker=10)
     (folder_of(checkpoint_folder, 30) / "integrity.json").unlink()

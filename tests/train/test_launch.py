@@ -207,7 +207,19 @@ def test_a_save_that_fails_ends_the_launch_and_the_next_one_goes_on(finished, da
 
 def test_variables_of_the_environment_override_settings(monkeypatch):
     monkeypatch.setenv("CHECKPOINT_KEEP_RECENT", "5")
-    assert from_environment() == {"checkpoint_keep_recent": 5}
-    monkeypatch.setenv("CHECKPOINT_CLEANUP_INTERVAL_SECONDS", "soon")
-    with pytest.raises(RunError, match="CHECKPOINT_CLEANUP_INTERVAL_SECONDS"):
+    monkeypatch.setenv("CHECKPOINT_CLEANUP_INTERVAL_SECONDS", "2.5")
+    assert from_environment() == {"checkpoint_keep_recent": 5, "checkpoint_cleanup_seconds": 2.5}
+
+
+@pytest.mark.parametrize("name", ["CHECKPOINT_KEEP_RECENT", "CHECKPOINT_CLEANUP_INTERVAL_SECONDS"])
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "soon", ""])
+def test_variables_that_are_no_numbers_from_zero_are_refused_by_name(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(RunError, match=f"{name} of the environment is '{value}'"):
+        from_environment()
+
+
+def test_a_fraction_of_a_checkpoint_is_refused(monkeypatch):
+    monkeypatch.setenv("CHECKPOINT_KEEP_RECENT", "2.5")
+    with pytest.raises(RunError, match=r"CHECKPOINT_KEEP_RECENT .* give a whole number"):
         from_environment()
