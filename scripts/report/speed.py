@@ -1,14 +1,13 @@
 """How fast conversion and training go: as measured, or else as assumed, and which of the two."""
 
-import json
 import os
 import statistics
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.common.files import read_json
+from scripts.train.step_log import parse_lines
 
 RECENT_STEPS = 200
 BYTES_A_STEP = 1000  # of the step log, at most
@@ -31,13 +30,8 @@ def recent_steps(path: Path, count: int = RECENT_STEPS) -> list[dict]:
             lines = file.read().splitlines()
     except FileNotFoundError:
         return []
-    steps = []
-    for line in lines:
-        with suppress(ValueError):  # the first line is cut, the last one may be
-            record = json.loads(line)
-            if "tokens_per_second" in record:
-                steps.append(record)
-    return steps[-count:]
+    records = parse_lines(lines)  # the first line is cut, the last one may be
+    return [record for record in records if "tokens_per_second" in record][-count:]
 
 
 def training_speed(

@@ -307,7 +307,7 @@ def main(argv: list[str] | None = None) -> None:
         nodes = find_nodes(args.runtime.get("nodes", 1))
     except RunError as error:
         sys.exit(f"cannot train: {error}")
-    with log_file(args, nodes).open("ab") as log:
+    with log_file(args, nodes).open("ab", buffering=0) as log:
         console = Console(log)
         try:
             code = launch(args, nodes, console)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -47,7 +48,8 @@ class Ranks:
         for rank in self.members():
             if now - self.asked.get(rank.pid, -math.inf) > ASK_AGAIN_SECONDS:
                 self.asked[rank.pid] = now
-                rank.send_signal(signal.SIGTERM)
+                with suppress(psutil.NoSuchProcess):
+                    rank.send_signal(signal.SIGTERM)
 
     def members(self) -> list[psutil.Process]:
         """Returns the rank processes of this node that are alive."""
@@ -66,8 +68,9 @@ class Ranks:
 
     def kill(self) -> None:
         """Ends all processes of the ranks at once; nothing is saved."""
-        for process in [*self.members(), psutil.Process(self.process.pid)]:
-            process.kill()
+        for process in [*self.members(), self.process]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def ignore_signals() -> None:

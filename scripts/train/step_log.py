@@ -10,6 +10,7 @@ an iteration is the one that counts, which is what `read_steps` returns.
 
 import json
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,21 @@ from typing import Any
 from scripts.common.devices import peak_tflops
 
 
-def read_records(path: Path) -> list[dict]:
-    """Returns the lines of a step log as they were written, without those cut by a crash."""
+def parse_lines(lines: Iterable[bytes]) -> list[dict]:
+    """Returns the records of a step log's lines, without those that a crash has cut or spoilt."""
     records = []
-    with Path(path).open(encoding="utf-8") as file:
-        for line in file:
-            with suppress(json.JSONDecodeError):
-                records.append(json.loads(line))
+    for line in lines:
+        with suppress(ValueError):  # no JSON, or no UTF-8
+            record = json.loads(line)
+            if isinstance(record, dict):
+                records.append(record)
     return records
+
+
+def read_records(path: Path) -> list[dict]:
+    """Returns the records of a step log as they were written."""
+    with Path(path).open("rb") as file:
+        return parse_lines(file)
 
 
 def read_steps(path: Path) -> tuple[list[dict], list[dict]]:

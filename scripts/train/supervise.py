@@ -1,9 +1,10 @@
 """Watches over the ranks while they train: requests to stop, progress, stalls, disk."""
 
-import json
 import signal
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -12,7 +13,7 @@ from scripts.train.identity import phase_ends
 from scripts.train.phases import Plan
 from scripts.train.ranks import Ranks
 from scripts.train.run import Run
-from scripts.train.step_log import duration, line_for_people
+from scripts.train.step_log import duration, line_for_people, parse_lines
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 POLL_SECONDS = 0.1
@@ -23,16 +24,19 @@ START_SECONDS = 900  # a first step follows the loading of data and checkpoint
 
 
 class Console:
-    """The launcher's own messages: in the log, and on standard output for Snakemake or a person."""
+    """The launcher's own messages: in the log, and on standard output for Snakemake or a person.
+
+    The log is unbuffered: what a full disk does not take is lost, and does not fail again later.
+    """
 
     def __init__(self, log: IO[bytes]) -> None:
         self.log = log
 
     def say(self, message: str) -> None:
-        """Writes a message with the time."""
+        """Writes a message with the time; a full disk is no reason to stop."""
         line = f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {message}"
-        self.log.write(f"{line}\n".encode())
-        self.log.flush()
+        with suppress(OSError):
+            self.log.write(f"{line}\n".encode())
         self.show(line)
 
     def show(self, line: str) -> None:
@@ -92,20 +96,29 @@ class Supervisor:
         self.last_step = time.monotonic()
         self.stall_reported = 0.0
         self.next_cleanup = 0.0
+        self.errors: set[str] = set()
 
     def wait(self) -> int:
         """Returns the exit code of the ranks when they have all ended."""
         while (code := self.ranks.wait(POLL_SECONDS)) is None:
-            if self.stop.reason:
-                self._stop()
-            self._report_steps()
-            self._report_stall()
-            self._clean_up()
-        self._report_steps()
+            for duty in (self._stop, self._report_steps, self._report_stall, self._clean_up):
+                self._do(duty)
+        self._do(self._report_steps)
         return code
 
+    def _do(self, duty: Callable[[], None]) -> None:
+        """Does what a disk or a damaged file may prevent; says so once: the ranks train on."""
+        try:
+            duty()
+        except (OSError, ValueError) as error:
+            if str(error) not in self.errors:
+                self.errors.add(str(error))
+                self.console.say(f"training goes on, but the launcher met an error: {error}")
+
     def _stop(self) -> None:
-        """Asks the ranks to save and leave; ends them when their time is over."""
+        """Asks the ranks to save and leave, if so wanted; ends them when their time is over."""
+        if not self.stop.reason:
+            return
         now = time.monotonic()
         grace = self.stop.grace
         if not self.stopped_at:
@@ -174,11 +187,7 @@ class StepReader:
             file.seek(self.offset)
             lines = file.read().split(b"\n")
         self.offset += sum(len(line) + 1 for line in lines[:-1])
-        records = []
-        for line in filter(None, lines[:-1]):
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-            self.seconds = records[-1].get("seconds", self.seconds)
+        records = parse_lines(lines[:-1])
+        for record in records:
+            self.seconds = record.get("seconds", self.seconds)
         return records

@@ -1,11 +1,13 @@
 """What the launcher does while ranks train: stops, stalls, old checkpoints, restarts."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -33,7 +35,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def console(tmp_path):
-    with (tmp_path / "log").open("ab") as log:
+    with (tmp_path / "log").open("ab", buffering=0) as log:
         yield Console(log)
 
 
@@ -134,6 +136,44 @@ def test_old_checkpoints_go_while_training(run, console, tmp_path):
 def test_a_full_disk_is_told_before_the_next_save(run, console, tmp_path):
     supervisor(run, console, "import time; time.sleep(0.3)", checkpoint_bytes=1 << 60).wait()
     assert "has no room for the next checkpoint" in said(tmp_path)
+
+
+def test_a_disk_that_fails_is_told_once_and_the_ranks_are_watched_on(
+    run, console, tmp_path, monkeypatch
+):
+    def fail(*_):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(supervise, "remove_old_checkpoints", fail)
+    runtime = RUNTIME | {"checkpoint_cleanup_seconds": 0}
+    watch = supervisor(run, console, SAVES, runtime)
+    time.sleep(0.5)
+    watch.stop.signal = "SIGTERM"
+    assert watch.wait() == 0
+    assert said(tmp_path).count("Stale file handle") == 1
+    assert "the ranks save and stop" in said(tmp_path)
+
+
+def test_lines_of_the_step_log_that_are_no_steps_are_passed_over(run, console):
+    watch = supervisor(run, console, "import time; time.sleep(0.3)")
+    run.step_log.write_bytes(b'5\n[1]\n"\xff"\n\0\0\0\n{"iteration": 1, "seconds": 2.0}\n')
+    assert watch.wait() == 0
+    assert watch.steps.seconds == 2.0
+
+
+def test_ranks_that_are_gone_need_no_signal(run, console):
+    ranks = supervisor(run, console, "").ranks
+    gone = ranks.members()
+    ranks.process.wait()
+    ranks.members = lambda: gone
+    ranks.stop()
+    ranks.kill()
+
+
+def test_messages_are_shown_when_the_log_is_on_a_full_disk(capsys):
+    with Path("/dev/full").open("ab", buffering=0) as log:
+        Console(log).say("no room")
+    assert "no room" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
