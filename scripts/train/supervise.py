@@ -53,8 +53,9 @@ class StopRequest:
     def __init__(self, run: Run, grace_seconds: float) -> None:
         self.file = run.stop_request
         self.grace_seconds = grace_seconds
-        if self.file.exists() and time.time() - self.file.stat().st_mtime > STALE_REQUEST_SECONDS:
-            self.file.unlink()
+        with suppress(FileNotFoundError):
+            if time.time() - self.file.stat().st_mtime > STALE_REQUEST_SECONDS:
+                self.file.unlink()
         self.signal: str | None = None
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)

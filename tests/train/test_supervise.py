@@ -92,6 +92,28 @@ def test_an_old_request_to_stop_is_not_obeyed(run):
     assert StopRequest(run, 1).reason is None
 
 
+def test_an_old_request_that_another_process_removes_meanwhile_is_gone(run, monkeypatch):
+    run.stop_request.touch()
+    os.utime(run.stop_request, (0, 0))
+    stat = Path.stat
+
+    def stat_and_lose(path, **options):
+        result = stat(path, **options)
+        path.unlink()
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", stat_and_lose)
+        stop = StopRequest(run, 1)
+    assert stop.reason is None
+
+
+def test_a_request_by_a_clock_that_is_ahead_is_obeyed(run):
+    run.stop_request.touch()
+    os.utime(run.stop_request, (time.time() + 3600,) * 2)
+    assert StopRequest(run, 1).reason == "stop_training.py"
+
+
 def test_ranks_that_do_not_end_in_time_are_killed(run, console, tmp_path):
     watch = supervisor(run, console, DEAF, RUNTIME | {"grace_seconds": 0.5})
     while "deaf" not in said(tmp_path):
