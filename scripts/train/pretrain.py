@@ -9,6 +9,7 @@ a signal or the end of the phase asked for, with 17 after a loss that is not a n
 
 import argparse
 import fcntl
+import io
 import os
 import signal
 import sys
@@ -35,6 +36,25 @@ def hold_shared_lock(path: Path) -> None:
     os.register_at_fork(after_in_child=lock.close)
 
 
+class Output(io.FileIO):
+    """A standard stream that loses what a full disk or a closed pipe does not take."""
+
+    def write(self, data: bytes) -> int:
+        """Writes what can be written; training must not end for a line of its log."""
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def prepare_output() -> None:
+    """Makes the output of this rank, Megatron's too, unable to fail."""
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(Output(stream.fileno(), "w", closefd=False), "utf-8", write_through=True)
+        for stream in (sys.stdout, sys.stderr)
+    )
+
+
 def prepare_signals() -> None:
     """Makes SIGTERM mean the rank alone: without its helpers, a save would not end."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun hands it down as ignored
@@ -43,6 +63,7 @@ def prepare_signals() -> None:
 
 def main() -> None:
     """Runs the rank."""
+    prepare_output()
     prepare_signals()
     plan = read_plan()
     hold_shared_lock(Path(plan["ranks_lock"]))

@@ -9,6 +9,7 @@ an iteration is the one that counts, which is what `read_steps` returns.
 """
 
 import json
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -65,6 +66,7 @@ class StepLog:
         self.path = Path(plan["step_log"])
         self.started = time.perf_counter()
         self.mean_seconds: float | None = None
+        self.unwritten = ""
 
     def start_of_step(self) -> None:
         """Starts the step's clock."""
@@ -120,12 +122,21 @@ class StepLog:
             self._append(record)
 
     def _append(self, record: dict) -> None:
-        """Appends a line in one write; the first line after a crash starts on a line of its own."""
+        """Appends a line in one write; the first line after a crash starts on a line of its own.
+
+        Lines that cannot be written, as on a full disk, are kept for the next call.
+        """
         line = json.dumps(record) + "\n"
-        with self.path.open("a+b") as file:
-            if file.tell() and not _ends_with_newline(file):
-                line = "\n" + line
-            file.write(line.encode())
+        self.unwritten += line
+        try:
+            with self.path.open("a+b") as file:
+                start = "\n" if file.tell() and not _ends_with_newline(file) else ""
+                file.write((start + self.unwritten).encode())
+        except OSError as error:
+            if self.unwritten == line:
+                print(f"training goes on without a step log, for now: {error}", file=sys.stderr)
+            return
+        self.unwritten = ""
 
     def _mean(self, seconds: float) -> float:
         """Returns the moving mean of a step's seconds."""

@@ -1,6 +1,9 @@
 """The step log as programs and people read it."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +67,31 @@ def test_a_line_after_a_torn_one_begins_on_its_own(tmp_path):
     StepLog({"step_log": str(path)})._append({"iteration": 2, "loss": 2.0})
     steps, _ = read_steps(path)
     assert [step["iteration"] for step in steps] == [1, 2]
+
+
+def test_lines_of_a_time_without_disk_follow_with_the_next_one(tmp_path, capsys):
+    path = tmp_path / "mounted" / "run.jsonl"
+    log = StepLog({"step_log": str(path)})
+    for iteration in (1, 2):
+        log._append({"iteration": iteration, "loss": 3.0})
+    assert capsys.readouterr().err.count("training goes on without a step log") == 1
+    path.parent.mkdir()
+    for iteration in (3, 4):
+        log._append({"iteration": iteration, "loss": 2.0})
+    steps, _ = read_steps(path)
+    assert [step["iteration"] for step in steps] == [1, 2, 3, 4]
+    assert path.read_text().count("\n") == 4
+
+
+def test_a_rank_whose_log_is_on_a_full_disk_trains_on():
+    code = (
+        "import sys; from scripts.train.pretrain import prepare_output\n"
+        "prepare_output()\n"
+        "print('a step'); print('a warning', file=sys.stderr); sys.exit(3)"
+    )
+    with Path("/dev/full").open("ab") as full:
+        ended = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, check=False)
+    assert ended.returncode == 3
 
 
 def test_a_reader_returns_whole_new_lines_once(tmp_path):
