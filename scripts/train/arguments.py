@@ -19,10 +19,7 @@ CPU_ARGUMENTS = shlex.split(
     "--no-gradient-accumulation-fusion --no-persist-layer-norm --disable-jit-fuser --num-workers 0"
 )
 
-# Four files a rank: as many threads write them, and read them when a run goes on.
-GPU_ARGUMENTS = shlex.split(
-    "--distributed-backend nccl --overlap-grad-reduce --log-throughput --dist-ckpt-workers 4"
-)
+GPU_ARGUMENTS = shlex.split("--distributed-backend nccl --overlap-grad-reduce --log-throughput")
 
 # Optimizer states sharded over the GPUs, in checkpoints that any number of GPUs can load.
 SHARDED_OPTIMIZER_ARGUMENTS = shlex.split(
