@@ -32,6 +32,7 @@ LEVELS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 STALL_STEPS, STALL_SECONDS = 20, 600  # a step is late after so many usual steps, not before so long
 LAUNCHER_LINE = re.compile(rb"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] .*$", re.MULTILINE)
+TIME_WIDTH = len("[2026-01-31 23:59:59]")
 LOG_TAIL = 200_000  # bytes
 
 
@@ -75,7 +76,7 @@ def read_status(settings: dict[str, Any], now: float) -> Status:
         "checkpoint_time": folder.stat().st_mtime if whole else None,
         "checkpoint_bytes": sum(f.stat().st_size for f in folder.iterdir()) if whole else 0,
         "free_bytes": free_bytes(existing(run.artifacts)),
-        "messages": last_messages(run),
+        "messages": last_messages(run, settings["phases"]),
         "now": now,
     }
     level, verdict = judge(run, facts)
@@ -108,15 +109,23 @@ def seconds_late(facts: dict[str, Any]) -> float:
     return idle if idle > max(STALL_SECONDS, STALL_STEPS * step["seconds"]) else 0
 
 
-def last_messages(run: Run, count: int = 3) -> list[str]:
-    """Returns the last messages of the launcher in the run's log."""
-    log = run.logs / f"{run.name}.log"
-    if not log.exists():
-        return []
+def last_messages(run: Run, phases: int, count: int = 3) -> list[str]:
+    """Returns the launcher's last messages, oldest first.
+
+    Started by the rule `train` it has a log for each phase, started by hand the run's. A workflow in
+    the background repeats its messages there.
+    """
+    logs = [run.logs / f"{run.name}.log"]
+    logs += [run.logs / run.name / f"phase{phase}.log" for phase in range(1, phases + 1)]
+    lines = dict.fromkeys(line for log in logs if log.exists() for line in launcher_lines(log))
+    return sorted(lines, key=lambda line: line[:TIME_WIDTH])[-count:]
+
+
+def launcher_lines(log: Path) -> list[str]:
+    """Returns what the launcher said at the end of a log."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - LOG_TAIL))
-        lines = LAUNCHER_LINE.findall(file.read())
-    return [line.decode(errors="replace") for line in lines[-count:]]
+        return [line.decode(errors="replace") for line in LAUNCHER_LINE.findall(file.read())]
 
 
 def for_people(status: Status) -> list[str]:

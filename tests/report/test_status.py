@@ -83,6 +83,26 @@ def test_a_run_that_never_began_is_unknown(tmp_path):
     assert status.read_status(settings_in(tmp_path), NOW).level == status.UNKNOWN
 
 
+def test_the_launchers_last_messages_are_those_of_the_latest_phase(settings):
+    run = run_of(settings)
+    (run.logs / run.name).mkdir()
+    first = "[2033-05-18 01:00:00] phase 1 is complete at iteration 30\n"
+    second = (
+        "[2033-05-18 02:00:00] layers: local (requested)\n"
+        "> building indices\n"
+        "[2033-05-18 02:00:00] going on after 30\n"
+    )
+    (run.logs / "run.log").write_text("[2033-05-17 01:00:00] by hand\nsnakemake's own\n" + first)
+    (run.logs / run.name / "phase1.log").write_text(first)
+    (run.logs / run.name / "phase2.log").write_text(second)
+    (run.logs / run.name / "phase2.node1.log").write_text("[2033-05-18 03:00:00] a follower's\n")
+    assert status.read_status(settings, NOW).messages == [
+        "[2033-05-18 01:00:00] phase 1 is complete at iteration 30",
+        "[2033-05-18 02:00:00] layers: local (requested)",
+        "[2033-05-18 02:00:00] going on after 30",
+    ]
+
+
 def test_looking_does_not_change_who_holds_the_run(settings):
     with training(settings):
         before = run_of(settings).launcher_lock.read_text()
