@@ -112,8 +112,8 @@ def seconds_late(facts: dict[str, Any]) -> float:
 def last_messages(run: Run, phases: int, count: int = 3) -> list[str]:
     """Returns the launcher's last messages, oldest first.
 
-    Started by the rule `train` it has a log for each phase, started by hand the run's. A workflow in
-    the background repeats its messages there.
+    Started by the rule `train` it has a log for each phase, started by hand the run's, in which a
+    workflow in the background repeats its messages.
     """
     logs = [run.logs / f"{run.name}.log"]
     logs += [run.logs / run.name / f"phase{phase}.log" for phase in range(1, phases + 1)]
