@@ -50,7 +50,12 @@ class Output(io.FileIO):
 def prepare_output() -> None:
     """Makes the output of this rank, Megatron's too, unable to fail."""
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(Output(stream.fileno(), "w", closefd=False), "utf-8", write_through=True)
+        io.TextIOWrapper(
+            Output(stream.fileno(), "w", closefd=False),
+            "utf-8",
+            errors="backslashreplace",
+            write_through=True,
+        )
         for stream in (sys.stdout, sys.stderr)
     )
 
