@@ -134,24 +134,22 @@ class SmallRun:
             assert process.poll() is None, process.stdout.read()
             time.sleep(0.02)
 
+    def find(self, role: str, process: subprocess.Popen) -> psutil.Process:
+        """Returns a rank, a reader of data or a writer of checkpoints under the launcher."""
+        family = psutil.Process(process.pid).children(recursive=True)
+        if role == "writer":  # the fork server's child
+            return [child for child in family if "forkserver" in " ".join(child.cmdline())][-1]
+        ranks = [child for child in family if "scripts.train.pretrain" in child.cmdline()]
+        readers = [child for child in ranks if child.name() == "pt_data_worker"]  # torch's name
+        return (
+            readers[0] if role == "reader" else [each for each in ranks if each not in readers][-1]
+        )
+
     def kill(self, victim: str, process: subprocess.Popen) -> str:
-        """Kills a rank or a reader of data; returns what the launcher said until its end."""
-        family = [
-            child
-            for child in psutil.Process(process.pid).children(recursive=True)
-            if "scripts.train.pretrain" in child.cmdline()
-        ]
-        readers = [child for child in family if child.name() == "pt_data_worker"]  # torch's name
-        [*_, rank] = [child for child in family if child not in readers]
-        {"rank": rank, "reader": readers[0]}[victim].kill()
+        """Kills one that `find` finds; returns what the launcher said until its end."""
+        self.find(victim, process).kill()
         output, _ = process.communicate(timeout=300)
         return output
-
-    def writer(self, process: subprocess.Popen) -> psutil.Process:
-        """Returns the process that writes a rank's checkpoints: the fork server's child."""
-        helpers = psutil.Process(process.pid).children(recursive=True)
-        [*_, writer] = [each for each in helpers if "forkserver" in " ".join(each.cmdline())]
-        return writer
 
     def fill_disk(self, process: subprocess.Popen) -> str:
         """Makes saves fail, as on a full disk; returns what the launcher said until its end."""

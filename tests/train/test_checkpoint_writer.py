@@ -44,7 +44,7 @@ def test_stops_and_kills_during_asynchronous_saves_change_nothing(finished, run)
 def test_a_writer_killed_while_its_rank_waits_ends_the_launch_and_the_next_goes_on(finished, run):
     process = run.start(1)
     run.wait_for_step(4, process)
-    writer = run.writer(process)
+    writer = run.find("writer", process)
     writer.suspend()
     run.wait_for_step(6, process)
     time.sleep(1)  # by now the rank waits for its writer

@@ -65,7 +65,14 @@ def test_other_numbers_of_gpus_go_on_with_the_same_losses(run, data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("victim", "moment"), [("rank", "step"), ("rank", "save"), ("reader", "step")]
+    ("victim", "moment"),
+    [
+        ("rank", "step"),
+        ("rank", "save"),
+        ("reader", "step"),
+        ("writer", "step"),
+        ("writer", "save"),
+    ],
 )
 def test_a_killed_process_ends_the_launch_and_the_next_one_goes_on(run, victim, moment):
     process = run.start(1)
