@@ -18,7 +18,13 @@ import yaml
 from benchmarks.checkout import copy_program
 from scripts.common.files import read_json
 from scripts.common.settings import read_yaml
-from scripts.train.checkpoints import INTEGRITY, TRACKER, folder_of, iterations_on_disk
+from scripts.train.checkpoints import (
+    TRACKER,
+    folder_of,
+    had_ended,
+    iterations_on_disk,
+    saved_iterations,
+)
 from scripts.train.run import Run, is_locked
 
 MOMENTS = ("start", "step", "save", "phase change")
@@ -134,7 +140,7 @@ class DisturbedRun:
         """Says whether a checkpoint is being written."""
         newest = max(iterations_on_disk(self.run.checkpoints), default=0)
         folder = folder_of(self.run.checkpoints, newest)
-        return newest > 0 and not (folder / INTEGRITY).exists()
+        return newest > 0 and not had_ended(folder)
 
     def markers(self) -> int:
         """Returns the number of markers."""
@@ -236,7 +242,9 @@ class DisturbedRun:
         """
         tracker = self.run.checkpoints / TRACKER
         newest = max(iterations_on_disk(self.run.checkpoints), default=0)
-        if len(whole(self.run)) < 2 or (kind == "corrupted file" and not self.is_breakable(newest)):
+        if len(saved_iterations(self.run.checkpoints)) < 2 or (
+            kind == "corrupted file" and not self.is_breakable(newest)
+        ):
             return False
         if kind == "corrupted file":
             flip_a_byte(folder_of(self.run.checkpoints, newest), self.random)
@@ -343,21 +351,12 @@ def start_workflow(folder: Path, name: str, phases: int, *arguments: str) -> sub
 
 def newest_whole(run: Run) -> int:
     """Returns the newest iteration whose save has ended."""
-    return max(whole(run), default=0)
+    return max(saved_iterations(run.checkpoints), default=0)
 
 
 def incomplete(run: Run) -> set[int]:
     """Returns the iterations whose save was cut short."""
-    return set(iterations_on_disk(run.checkpoints)) - set(whole(run))
-
-
-def whole(run: Run) -> list[int]:
-    """Returns the iterations whose save has ended."""
-    return [
-        iteration
-        for iteration in iterations_on_disk(run.checkpoints)
-        if (folder_of(run.checkpoints, iteration) / INTEGRITY).exists()
-    ]
+    return set(iterations_on_disk(run.checkpoints)) - set(saved_iterations(run.checkpoints))
 
 
 def after(seconds: float, begun: Callable[[], bool]) -> Callable[[], bool]:

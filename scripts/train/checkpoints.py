@@ -34,6 +34,17 @@ def iterations_on_disk(checkpoints: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
+def saved_iterations(checkpoints: Path) -> list[int]:
+    """Returns the iterations whose save came to its end, in ascending order."""
+    found = iterations_on_disk(checkpoints)
+    return [iteration for iteration in found if had_ended(folder_of(checkpoints, iteration))]
+
+
+def had_ended(folder: Path) -> bool:
+    """Says whether the save of a checkpoint came to its end, whatever has become of it since."""
+    return (folder / INTEGRITY).exists()
+
+
 def tracked_iteration(checkpoints: Path) -> int | None:
     """Returns the iteration that the tracker names; None if it is missing, empty or torn."""
     try:
@@ -44,11 +55,10 @@ def tracked_iteration(checkpoints: Path) -> int | None:
 
 def defect(folder: Path) -> str | None:
     """Returns what is wrong with a checkpoint, or None if it is whole; reads all of its files."""
-    integrity = folder / INTEGRITY
-    if not integrity.exists():
+    if not had_ended(folder):
         return "the save did not end (integrity.json is missing)"
     try:
-        files = read_json(integrity)["files"]
+        files = read_json(folder / INTEGRITY)["files"]
     except (ValueError, KeyError, TypeError):
         return "integrity.json is damaged"
     missing = [name for name in files if not (folder / name).exists()]
@@ -130,11 +140,6 @@ def refuse_great_loss(checkpoints: Path, newest: int, broken: dict[Path, str]) -
         )
 
 
-def had_ended(folder: Path) -> bool:
-    """Says whether the save of a checkpoint came to its end, whatever has become of it since."""
-    return (folder / INTEGRITY).exists()
-
-
 def has_saved(checkpoints: Path) -> bool:
     """Says whether any checkpoint of a run was ever complete."""
     folders = (*checkpoints.glob("iter_*"), *checkpoints.glob("broken_iter_*"))
@@ -172,12 +177,8 @@ def prune(checkpoints: Path, keep_recent: int, keep: Collection[int]) -> list[in
     tracked = tracked_iteration(checkpoints)
     if keep_recent == 0 or tracked is None:
         return []
-    whole = [
-        iteration
-        for iteration in iterations_on_disk(checkpoints)
-        if iteration <= tracked and had_ended(folder_of(checkpoints, iteration))
-    ]
-    removed = [iteration for iteration in whole[: -max(keep_recent, 1)] if iteration not in keep]
+    saved = [iteration for iteration in saved_iterations(checkpoints) if iteration <= tracked]
+    removed = [iteration for iteration in saved[: -max(keep_recent, 1)] if iteration not in keep]
     for iteration in removed:
         folder = folder_of(checkpoints, iteration)
         folder.rename(folder.with_name(f"removed_{folder.name}"))
@@ -196,13 +197,9 @@ def checkpoint_bytes(checkpoints: Path, model: dict, precision: str) -> int:
 
     A parameter has an fp32 copy and two fp32 moments, and a 2-byte copy unless all is fp32.
     """
-    whole = [
-        folder_of(checkpoints, iteration)
-        for iteration in iterations_on_disk(checkpoints)
-        if had_ended(folder_of(checkpoints, iteration))
-    ]
-    if whole:
-        return sum(path.stat().st_size for path in whole[-1].iterdir())
+    saved = saved_iterations(checkpoints)
+    if saved:
+        return sum(path.stat().st_size for path in folder_of(checkpoints, saved[-1]).iterdir())
     return parameters(model) * (12 if precision == "fp32" else 14)
 
 
